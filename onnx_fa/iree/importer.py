@@ -34,8 +34,10 @@ from onnx_fa.iree.known_ranks import check_ranks
 from onnx_fa.iree.legalise.bits_fused import BITS_NODES, fuse_rounded
 from onnx_fa.iree.legalise.bodies_alone import prepare_bodies
 from onnx_fa.iree.legalise.broadcasts import doubtful_sizes, write_checks
+from onnx_fa.iree.legalise.channels_last import put_channels_last
 from onnx_fa.iree.legalise.conv_epilogues import fuse_epilogues
 from onnx_fa.iree.legalise.input_sizes import named_sizes
+from onnx_fa.iree.legalise.known_operands import known_bounds, write_known_operands
 from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE, linear_attention_spec_of
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites, spec_of
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_spec_of
@@ -108,12 +110,14 @@ def import_mlir(
     typed, held = hold_weights(work)
     prepare_bodies(typed)
     write_checks(typed, doubtful_sizes(work), named_sizes(work, names_in(work)))
+    write_known_operands(typed, known_bounds(work))
     infer_types(typed, sites, data_prop=data_prop)
     raised = raise_opset(typed)
     if raised is not typed:
         typed = raised
         infer_types(typed, sites, data_prop=data_prop)
     facts = thread_facts(typed, {name: site.spec for name, site in sites.items()}, target)
+    put_channels_last(typed, held, target=target)
     proto = legalize(typed, held, target=target)
     check_known(proto.graph, sites)
     infer_types(proto, sites, data_prop=data_prop)

@@ -36,6 +36,9 @@ class WindowSpec:
     or y's own: an activation, a residual, a scale. They are the operands behind the bias. Raises ValueError for an expression of
     anything else, and where y has its channels first.
 
+    A `depthwise` one has its channels last in x and y, and makes each of its columns of the channel in its place alone: K are then
+    the taps.
+
     `dtype` is the type of the weight, the bias and y. x is f32: numbers of a shorter type are widened before, each once, and read
     by many windows; sums are f32."""
 
@@ -55,6 +58,7 @@ class WindowSpec:
     x_last: bool = False
     then: ScoreExpr = SCORE
     tensors: tuple[TensorArg, ...] = ()
+    depthwise: bool = False
 
     def __post_init__(self) -> None:
         if min(self.groups, self.channels, self.panel, *self.kernel, *self.strides, *self.dilations) < 1:
@@ -65,6 +69,8 @@ class WindowSpec:
             raise ValueError(f"panels of {self.panel} columns of {self.N}")
         if self.blocks > 1 and (self.channels % self.blocks or self.N % self.blocks or self.panel != self.N):
             raise ValueError(f"{self.blocks} blocks of {self.N} columns in panels of {self.panel}")
+        if self.depthwise and not (self.x_last and self.last and self.channels == self.N):
+            raise ValueError(f"a depthwise convolution with channels first, or of {self.channels} into {self.N}")
         if self.x_last and (self.groups > 1 or self.blocks > 1):
             raise ValueError(f"{self.groups} groups of {self.blocks} blocks of an image whose channels come last")
         check_epilogue(self.then, self.tensors, [(self.N,), self.whole])
@@ -84,7 +90,7 @@ class WindowSpec:
 
     @property
     def K(self) -> int:
-        return self.channels // self.blocks * math.prod(self.kernel)
+        return (1 if self.depthwise else self.channels // self.blocks) * math.prod(self.kernel)
 
     @property
     def panels(self) -> int:
@@ -145,14 +151,16 @@ def slide(
         seen[(*every, *tap)] = images[(*every, *part)]
     if spec.x_last:
         seen = np.moveaxis(seen, 2, 2 + len(spec.kernel))
-    rows = seen.reshape(*images.shape[:2], spec.blocks, spec.K, spec.rows)
     panels = np.asarray(w, np.float64).reshape(spec.groups, spec.panels, spec.K, spec.panel)
     first = panels[:, :-1].transpose(0, 2, 1, 3).reshape(spec.groups, spec.K, -1)
     weight = np.concatenate([first, panels[:, -1, :, spec.panel - (spec.N - first.shape[2]) :]], axis=2)
-    by_block = weight.reshape(spec.groups, spec.K, spec.blocks, -1)
-    made: npt.NDArray[np.float64] = np.einsum("igbkp,gkbn->igpbn", rows, by_block).reshape(
-        -1, spec.groups, spec.rows, spec.N
-    )
+    if spec.depthwise:
+        rows = seen.reshape(len(images), spec.K, spec.N, spec.rows)
+        made: npt.NDArray[np.float64] = np.einsum("iknp,gkn->igpn", rows, weight)
+    else:
+        rows = seen.reshape(*images.shape[:2], spec.blocks, spec.K, spec.rows)
+        by_block = weight.reshape(spec.groups, spec.K, spec.blocks, -1)
+        made = np.einsum("igbkp,gkbn->igpbn", rows, by_block).reshape(-1, spec.groups, spec.rows, spec.N)
     if spec.bias:
         made = made + np.asarray(more[0], np.float64)[:, None]
     y = (made if spec.last else made.swapaxes(2, 3)).reshape(-1, *spec.y_shape)

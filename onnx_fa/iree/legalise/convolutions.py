@@ -36,6 +36,7 @@ _NUMBERS = (
     "last",
     "blocks",
     "x_last",
+    "depthwise",
 )
 _KINDS = {dtype: kind for kind, dtype in FLOATS.items()}
 
@@ -90,7 +91,7 @@ def window_of(types: Sequence[tuple[Sequence[Dim], str]], attributes: Mapping[st
         tuple(int(n) for n in attributes[name]) for name in ("sizes", "kernel", "strides", "dilations")
     )
     images = x[0] // groups if isinstance(x[0], int) else None
-    bias, last, x_last = (bool(attributes[name]) for name in ("bias", "last", "x_last"))
+    bias, last, x_last, depthwise = (bool(attributes[name]) for name in ("bias", "last", "x_last", "depthwise"))
     blocks = int(attributes["blocks"])
     spec = WindowSpec(
         images,
@@ -107,6 +108,7 @@ def window_of(types: Sequence[tuple[Sequence[Dim], str]], attributes: Mapping[st
         blocks,
         cast(FloatType, dtype),
         x_last,
+        depthwise=depthwise,
     )
     if "then" not in attributes:
         return spec
@@ -134,6 +136,16 @@ def spec_of_shape(
     return spec if takes(spec) else None
 
 
+def depthwise_spec(g: GraphWriter, shape: ConvShape, bias: bool) -> WindowSpec | None:
+    """The site of a Conv of f32 of every channel for itself, channels last; None where they do not fill a vector."""
+    assert g.cpu is not None
+    n = shape.groups
+    if not (panel := panel_of(n, g.cpu)):
+        return None
+    window = shape.padded, shape.kernel, shape.strides, shape.dilations
+    return WindowSpec(shape.images, 1, n, n, *window, panel, bias, last=True, x_last=True, depthwise=True)
+
+
 def _panels(g: GraphWriter, weight: str, spec: WindowSpec, hint: str) -> str:
     """The weight (M, C, taps) in panels. The compiler computes what depends on constants alone, so this is done once."""
     rows = g.reshape(weight, [spec.groups, spec.N, spec.K], hint)
@@ -142,7 +154,7 @@ def _panels(g: GraphWriter, weight: str, spec: WindowSpec, hint: str) -> str:
         cut = [g.add("Slice", [rows, *(g.ints([n], hint) for n in (low, high, 1))], hint) for low, high in parts]
         rows = g.add("Concat", cut, hint, axis=1)
     count, taps = spec.groups * spec.panels, math.prod(spec.kernel)
-    if not spec.x_last or taps == 1:
+    if not spec.x_last or spec.depthwise or taps == 1:
         panels = g.reshape(rows, [count, spec.panel, spec.K], hint)
         return g.add("Transpose", [panels], hint, perm=[0, 2, 1])
     panels = g.reshape(rows, [count, spec.panel, spec.channels, taps], hint)

@@ -41,11 +41,13 @@ def blocks_of(groups: int, columns: int, target: Target) -> int:
 
 def takes(spec: WindowSpec) -> bool:
     """Whether the kernel is to stand for a convolution."""
-    return spec.rows >= _LEAST_PLACES
+    return spec.depthwise or spec.rows >= _LEAST_PLACES
 
 
 def tiles_for(spec: WindowSpec, target: Target) -> WindowTiles:
     """Tiles that leave few places over."""
+    if spec.rows < _LEAST_PLACES:
+        return WindowTiles(target.lanes, spec.rows, 1, _ACROSS)
     most, rows = _TALL[target.registers][spec.panel // target.lanes], spec.rows
     # What channels first are written from is turned by fours.
     heights = range(min(most, rows), 3, -1) if spec.last else range(min(most, rows) // 4 * 4, 3, -4)

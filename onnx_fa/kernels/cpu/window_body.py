@@ -85,7 +85,8 @@ def _axes_of(spec: WindowSpec) -> list[tuple[int, int]]:
     by side and their channels."""
     channels = [(spec.channels // spec.blocks, spec.channel_step)]
     axes = [(k, step * d) for k, step, d in zip(spec.kernel, spec.steps, spec.dilations, strict=True)]
-    axes = axes + channels if spec.x_last else channels + axes
+    if not spec.depthwise:
+        axes = axes + channels if spec.x_last else channels + axes
     joined = axes[:1]
     for count, step in axes[1:]:
         before, outer = joined[-1]
@@ -154,6 +155,8 @@ class WindowBody:
         group, matrix = weight
         starts = [self._start(t.shifted(row, i)) for i in range(tall)]
         columns = [t.shifted(column, t.width * j) for j in range(n)]
+        if self.spec.depthwise:
+            starts = [t.arith("addi", start, column) for start in starts]
         first = [t.splat(0.0)] * n
         if self.spec.bias:
             first = [self._read(*self.loaded["%b"], group, at) for at in columns]
@@ -224,8 +227,8 @@ class WindowBody:
             at = t.shifted(k_at, k_off)
             weights = [self._read(w, w_type, matrix, at, t.index(t.width * j)) for j in range(self.vectors)]
             for i, start in enumerate(starts):
-                number = self._numbers(image, start, x_off)
-                for j, weight in enumerate(weights):
+                numbers = self._numbers(image, start, x_off)
+                for j, (number, weight) in enumerate(zip(numbers, weights, strict=True)):
                     to = i * self.vectors + j
                     sums[to] = t.vop("vector.fma", number, weight, sums[to])
         return sums
@@ -243,10 +246,13 @@ class WindowBody:
             return value
         return self.t.let(f"arith.truncf {value} : vector<{lanes}xf32> to vector<{lanes}x{dtype}>")
 
-    def _numbers(self, image: str, start: str, x_off: int) -> str:
-        """The number of a place that each column of a vector reads: one for all, or one for each block."""
+    def _numbers(self, image: str, start: str, x_off: int) -> list[str]:
+        """What the columns of each vector of a place read: one number for all, one for each block, or each its own."""
         t, spec = self.t, self.spec
         x, x_type = self.loaded["%x"]
+        if spec.depthwise:
+            places = [t.shifted(start, x_off + t.width * j) for j in range(self.vectors)]
+            return [t.read(x, x_type, image, at, element="f32") for at in places]
         apart = spec.channels // spec.blocks * spec.channel_step
         made = ""
         for block in range(spec.blocks):
@@ -255,4 +261,4 @@ class WindowBody:
             first = block * (t.width // spec.blocks)
             lanes = ", ".join("true" if lane >= first else "false" for lane in range(t.width))
             made = t.select(t.dense(f"[{lanes}]", "i1"), number, made) if block else number
-        return made
+        return [made] * self.vectors

@@ -1,0 +1,132 @@
+"""Networks of convolutions with channels last, where that turns fewer numbers.
+
+ONNX has an image's channels first. A convolution of one tap is then a product between two transposes, which take longer than the
+product itself, or one that IREE computes at a quarter of its kernel's speed. Here parts of a network that are connected by images
+are found whose nodes can do with channels last, and of each it is counted how many numbers are turned: of an image at its borders,
+or around its products. What has fewer at its borders is written with images as rows (image_rows.py)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import onnx
+import onnx_ir as ir
+from onnx import TensorProto
+
+from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.legalise.conv_shapes import SLICE_OPSET
+from onnx_fa.iree.legalise.image_rows import Image, RowsForm, RowsWriter
+from onnx_fa.iree.legalise.row_forms import FORMS
+from onnx_fa.iree.legalise.window_rows import WINDOW_FORMS
+from onnx_fa.iree.legalise.writer import GraphWriter, bodies_of, declare_own_nodes
+from onnx_fa.kernels.cpu.window import panel_of
+from onnx_fa.spec.target import Target
+
+_IMAGE_DIMS = 4
+_FORMS = {**FORMS, **WINDOW_FORMS}
+
+
+def put_channels_last(
+    model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None, *, target: Target | None = None
+) -> None:
+    """Writes parts of the main graph with channels last, in place, for a CPU whose kernels take them. `held` are initializers whose
+    data are not in the model; types of values are taken from `value_info`."""
+    g = GraphWriter(model, held, target=target)
+    if g.cpu is None or g.opset < SLICE_OPSET or not panel_of(g.cpu.lanes, g.cpu):
+        return
+    if not any(op_of(node) == "Conv" for node in model.graph.node):
+        return
+    images = _images(g)
+    forms = {place: form for place, node in enumerate(model.graph.node) if (form := _form(g, images, node)) is not None}
+    chosen = {place for part in _parts(g, forms) if _saved(g, images, forms, part) > 0 for place in part}
+    if not chosen:
+        return
+    w = RowsWriter(g, images)
+    for place, node in enumerate(model.graph.node):
+        for name in _read(node).difference(forms[place].images if place in chosen else ()):
+            w.need(name)
+        if place in chosen:
+            forms[place].write(w, node)
+        else:
+            g.nodes.append(node)
+    for value in model.graph.output:
+        w.need(value.name)
+    g.replace_nodes(g.nodes)
+    declare_own_nodes(model)
+
+
+def _form(g: GraphWriter, images: Mapping[str, Image], node: onnx.NodeProto) -> RowsForm | None:
+    find = _FORMS.get(op_of(node))
+    return None if find is None else find(g, images, node)
+
+
+def _images(g: GraphWriter) -> dict[str, Image]:
+    """All values of f32 that are images of known sizes, and those with their places in one row that a Transpose reads or makes."""
+    found = {}
+    for node in g.graph.node:
+        for name in (*node.input, *node.output):
+            shape = g.shape(name)
+            if g.kind(name) != TensorProto.FLOAT or shape is None or g.is_constant(name):
+                continue
+            batch, *sizes = shape if shape else [None]
+            known = [d for d in sizes if isinstance(d, int) and d > 0]
+            if batch == 0 or len(known) != len(sizes):
+                continue
+            if len(known) == _IMAGE_DIMS - 1 or (len(known) == _IMAGE_DIMS - 2 and _is_between(g, name)):
+                channels, height, width = [*known, 1][: _IMAGE_DIMS - 1]
+                found[name] = Image(batch, channels, height, width)
+    return found
+
+
+def _is_between(g: GraphWriter, name: str) -> bool:
+    """Whether a value (batch, channels, places) comes of an image and is turned, or is an image that was turned."""
+    maker, readers = g.maker(name), [op_of(g.graph.node[place]) for place in g.readers(name)]
+    if maker is None or not readers or g.is_output(name):
+        return False
+    made = op_of(maker)
+    if made in ("Reshape", "Flatten") and len(g.shape(maker.input[0]) or ()) == _IMAGE_DIMS:
+        return set(readers) == {"Transpose"}
+    return made == "Transpose" and set(readers) == {"Reshape"}
+
+
+def _parts(g: GraphWriter, forms: Mapping[int, RowsForm]) -> list[list[int]]:
+    """The places of nodes that have forms, of which those are together that hand each other images."""
+    leader = {place: place for place in forms}
+
+    def find(place: int) -> int:
+        while leader[place] != place:
+            leader[place] = leader[leader[place]]
+            place = leader[place]
+        return place
+
+    makers = {name: place for place, form in forms.items() for name in form.results}
+    for place, form in forms.items():
+        for name in form.images:
+            if name in makers:
+                leader[find(place)] = find(makers[name])
+    parts = defaultdict[int, list[int]](list)
+    for place in forms:
+        parts[find(place)].append(place)
+    return list(parts.values())
+
+
+def _saved(g: GraphWriter, images: Mapping[str, Image], forms: Mapping[int, RowsForm], part: list[int]) -> int:
+    """How many numbers less are turned of an image where this part has channels last."""
+    inside = set(part)
+    made = {name for place in part for name in forms[place].results}
+    read = {name for place in part for name in forms[place].images if not forms[place].takes_both} - made
+    given = {name for name in made if g.is_output(name) or not inside.issuperset(_numbers_readers(g, name))}
+    return sum(forms[place].saved for place in part) - sum(images[name].numbers for name in (*read, *given))
+
+
+def _numbers_readers(g: GraphWriter, name: str) -> list[int]:
+    """The places of nodes that read more than a value's shape."""
+    return [place for place in g.readers(name) if op_of(g.graph.node[place]) != "Shape"]
+
+
+def _read(node: onnx.NodeProto) -> set[str]:
+    """What a node reads, also in its bodies."""
+    inner = [n for body in bodies_of(node) for n in body.node]
+    given = {o.name for body in bodies_of(node) for o in body.output}
+    return set(node.input).union(given, *map(_read, inner))

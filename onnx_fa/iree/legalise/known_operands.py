@@ -1,0 +1,64 @@
+"""Operands that a graph computes although they are known: bounds that are computed from the sizes of weights or of images whose
+channels are known, which exporters write for models with free sizes, and weights under other names. Rules that read constants see
+them so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import numpy_helper
+
+from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.view import GraphView
+from onnx_fa.iree.legalise.writer import all_nodes
+
+_BOUNDED = ("Slice", "Pad", "Split")
+"""Operators that have whole numbers behind their first operand, which say what of it is taken."""
+
+
+def known_bounds(model: ir.Model) -> dict[str, list[int]]:
+    """The values by which nodes of the main graph cut and pad that are computed there, and that every run computes the same."""
+    view, found = GraphView(model), dict[str, list[int]]()
+    for node in model.graph:
+        if op_of(node) not in _BOUNDED:
+            continue
+        for value in node.inputs[1:]:
+            if value is None or value.producer() is None or value.dtype not in (ir.DataType.INT64, None):
+                continue
+            dims = view.dims(value)
+            numbers = [d for d in dims or () if isinstance(d, int)]
+            if value.name and numbers and len(numbers) == len(dims or ()) and _is_vector(view, value):
+                found[value.name] = numbers
+    return found
+
+
+def _is_vector(view: GraphView, value: ir.Value) -> bool:
+    shape = view.shape(value)
+    return shape is not None and len(shape) == 1
+
+
+def write_known_operands(model: onnx.ModelProto, bounds: Mapping[str, Sequence[int]]) -> None:
+    """Gives nodes those bounds as constants, and weights by their own names instead of by those of Identities, in place."""
+    graph = model.graph
+    weights = {t.name for t in graph.initializer} - {v.name for v in graph.input}
+    renamed: dict[str, str] = {}
+    for node in graph.node:
+        source = node.input[0] if op_of(node) == "Identity" else ""
+        if (source := renamed.get(source, source)) in weights:
+            renamed[node.output[0]] = source
+    for node in all_nodes(graph):
+        for i, name in enumerate(node.input):
+            if name in renamed:
+                node.input[i] = renamed[name]
+    written: dict[str, str] = {}
+    for node in graph.node:
+        if op_of(node) not in _BOUNDED:
+            continue
+        for i, name in enumerate(node.input):
+            if i and name in bounds:
+                node.input[i] = written.setdefault(name, f"{name}/known")
+    for name, constant in written.items():
+        graph.initializer.append(numpy_helper.from_array(np.array(bounds[name], np.int64), constant))

@@ -1,0 +1,260 @@
+"""How nodes are written whose images lie as rows (image_rows.py): what computes single numbers, what takes channels together or
+apart, and what moves axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.legalise.epilogue import POINTWISE
+from onnx_fa.iree.legalise.image_rows import Image, RowsForm, RowsWriter
+from onnx_fa.iree.legalise.resize_known import axes_of
+from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
+
+Images = Mapping[str, Image]
+_SINGLE = {*POINTWISE, "PRelu", "Elu", "Selu", "Celu", "Softsign", "Mish", "Swish", "ThresholdedRelu", "Tan", "Atan"}
+"""Operators of single numbers, which mean the same wherever these lie."""
+_CHANNELS_AXES = (1, -3)
+
+
+def pointwise(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
+    """An operator of single numbers. What it reads beside images are constants, with a number for each channel or one for all, and
+    single numbers of the run."""
+    if op_of(node) not in _SINGLE or len(node.output) != 1 or node.output[0] not in images:
+        return None
+    whole, read = images[node.output[0]], list[str]()
+    for name in filter(None, node.input):
+        if g.is_one_number(name):
+            continue
+        if g.is_constant(name):
+            if _by_channel(g, name, whole) is None:
+                return None
+            continue
+        image = images.get(name)
+        if image is None or not _spreads(image, whole):
+            return None
+        read.append(name)
+    return RowsForm(tuple(read), (node.output[0],), _write_pointwise) if read else None
+
+
+def _spreads(image: Image, whole: Image) -> bool:
+    """Whether an image is added to a larger one as rows as it is with channels first."""
+    places = (image.height, image.width) == (whole.height, whole.width) or image.places == 1
+    return places and image.channels in (1, whole.channels) and image.batch == whole.batch
+
+
+def _by_channel(g: GraphWriter, name: str, whole: Image) -> list[int] | None:
+    """The shape in which a constant stands beside rows; None where it has a number for each place."""
+    shape = g.shape(name)
+    if shape is None or len(shape) > 4:
+        return None
+    batch, channels, *places = [1] * (4 - len(shape)) + list(shape)
+    return [channels] if [batch, *places] == [1, 1, 1] and channels in (1, whole.channels) else None
+
+
+def _write_pointwise(w: RowsWriter, node: onnx.NodeProto) -> None:
+    g, (y,), hint = w.g, node.output, node.name or node.op_type
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    for i, name in enumerate(node.input):
+        if not name or g.is_one_number(name):
+            continue
+        if not g.is_constant(name):
+            made.input[i] = w.read(name, hint)
+        elif shape := _by_channel(g, name, w.images[y]):
+            array = g.array(name)
+            made.input[i] = g.reshape(name, shape, hint) if array is None else g.const(array.reshape(shape), hint)
+            g.types[made.input[i]] = (g.kind(name), list(shape))
+    made.output[0] = g.fresh(hint)
+    g.nodes.append(made)
+    w.give(y, made.output[0])
+
+
+def batch_norm(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
+    """A BatchNormalization of a network that is not trained: a factor and a number for each channel."""
+    x, y = node.input[0], node.output[0]
+    plain = len([o for o in node.output if o]) == 1 and not attr_of(node, "training_mode", 0)
+    if not plain or x not in images or y not in images or any(_numbers(g, name) is None for name in node.input[1:5]):
+        return None
+    return RowsForm((x,), (y,), _write_batch_norm)
+
+
+def _write_batch_norm(w: RowsWriter, node: onnx.NodeProto) -> None:
+    g, hint = w.g, node.name or node.op_type
+    scale, shift, mean, variance = (np.asarray(_numbers(g, name), np.float64) for name in node.input[1:5])
+    factor = scale / np.sqrt(variance + attr_of(node, "epsilon", 1e-5))
+    image = w.images[node.output[0]]
+    x = w.read(node.input[0], hint)
+    scaled = w.step("Mul", [x, g.const(factor.astype(np.float32), hint)], image.rows, hint)
+    number = g.const((shift - mean * factor).astype(np.float32), hint)
+    w.give(node.output[0], w.step("Add", [scaled, number], image.rows, hint))
+
+
+def _numbers(g: GraphWriter, name: str) -> np.ndarray[Any, Any] | None:
+    """The elements of a constant, also of one that only has another name: exporters share equal weights so."""
+    while (node := g.maker(name)) is not None and op_of(node) == "Identity":
+        name = node.input[0]
+    return g.array(name)
+
+
+def concat(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
+    """Channels of several images behind each other."""
+    y = node.output[0]
+    if attr_of(node, "axis", 0) not in _CHANNELS_AXES or y not in images:
+        return None
+    if any(x not in images or images[x].height != images[y].height for x in node.input):
+        return None
+    return RowsForm(tuple(node.input), (y,), _write_concat)
+
+
+def _write_concat(w: RowsWriter, node: onnx.NodeProto) -> None:
+    hint, (y,) = node.name or node.op_type, node.output
+    parts = [w.read(x, hint) for x in node.input]
+    w.give(y, w.step("Concat", parts, w.images[y].rows, hint, axis=2))
+
+
+def split(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
+    """Channels of an image in several parts."""
+    x, results = node.input[0], tuple(node.output)
+    if attr_of(node, "axis", 0) not in _CHANNELS_AXES or x not in images or any(y not in images for y in results):
+        return None
+    return RowsForm((x,), results, _write_split)
+
+
+def _write_split(w: RowsWriter, node: onnx.NodeProto) -> None:
+    hint, low = node.name or node.op_type, 0
+    x = w.read(node.input[0], hint)
+    for y in node.output:
+        high = low + w.images[y].channels
+        w.give(y, _cut(w, x, (2, low, high, 1), w.images[y], hint))
+        low = high
+
+
+def slice_(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
+    """Some channels of an image."""
+    x, y = node.input[0], node.output[0]
+    if x not in images or y not in images or len(node.input) < 4:
+        return None
+    numbers = [None if not name else g.array(name) for name in node.input[1:]]
+    if any(n is None or n.size != 1 for n in numbers):
+        return None
+    start, _, axis, *step = (int(n.reshape(())) for n in numbers if n is not None)
+    if axis not in _CHANNELS_AXES or (step and step[0] < 1):
+        return None
+    low = max(start + images[x].channels if start < 0 else start, 0)
+    each = step[0] if step else 1
+    return RowsForm((x,), (y,), partial(_write_slice, low, each))
+
+
+def _write_slice(low: int, each: int, w: RowsWriter, node: onnx.NodeProto) -> None:
+    hint, (y,) = node.name or node.op_type, node.output
+    high = low + (w.images[y].channels - 1) * each + 1
+    w.give(y, _cut(w, w.read(node.input[0], hint), (2, low, high, each), w.images[y], hint))
+
+
+def _cut(w: RowsWriter, x: str, bounds: tuple[int, int, int, int], image: Image, hint: str) -> str:
+    axis, low, high, step = (w.g.ints([n], hint) for n in bounds)
+    return w.step("Slice", [x, low, high, axis, step], image.rows, hint)
+
+
+def flatten_places(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
+    """A Reshape of an image to (batch, channels, places), or back: as rows both are the same."""
+    x, y = node.input[0], node.output[0]
+    if x not in images or y not in images or images[x].rows[1:] != images[y].rows[1:]:
+        return None
+    return RowsForm((x,), (y,), _write_same)
+
+
+def _write_same(w: RowsWriter, node: onnx.NodeProto) -> None:
+    w.give(node.output[0], w.read(node.input[0], node.name or node.op_type))
+
+
+def transpose(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
+    """A Transpose that puts the channels of an image last, or those of something else first: as rows none."""
+    x, y, perm = node.input[0], node.output[0], list(attr_of(node, "perm", []))
+    if g.kind(x) != TensorProto.FLOAT:
+        return None
+    if perm in ([0, 2, 3, 1], [0, 2, 1]) and x in images and len(g.shape(x) or ()) == len(perm):
+        return RowsForm((x,), (), _write_leave, images[x].numbers)
+    if perm in ([0, 3, 1, 2], [0, 2, 1]) and y in images and len(g.shape(y) or ()) == len(perm):
+        return RowsForm((), (y,), _write_enter, images[y].numbers)
+    return None
+
+
+def _write_leave(w: RowsWriter, node: onnx.NodeProto) -> None:
+    image, hint = w.images[node.input[0]], node.name or node.op_type
+    dims = [image.height, image.width] if len(attr_of(node, "perm", [])) == 4 else [image.places]
+    w.g.reshape(w.read(node.input[0], hint), [0, *dims, image.channels], hint, out=node.output[0])
+
+
+def _write_enter(w: RowsWriter, node: onnx.NodeProto) -> None:
+    image, hint, (y,) = w.images[node.output[0]], node.name or node.op_type, node.output
+    w.give(y, w.g.reshape(node.input[0], [0, image.places, image.channels], hint))
+
+
+def pad(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
+    """Pads of places, with one number."""
+    x, y = node.input[0], node.output[0]
+    if x not in images or y not in images or attr_of(node, "mode", b"constant") != b"constant":
+        return None
+    pads = None if len(node.input) < 2 or any(node.input[3:]) else g.array(node.input[1])
+    if pads is None or len(pads) != 8 or any(pads[[0, 1, 4, 5]]):
+        return None
+    if len(node.input) > 2 and node.input[2] and not g.is_one_number(node.input[2]):
+        return None
+    return RowsForm((x,), (y,), partial(_write_pad, [int(n) for n in pads]))
+
+
+def _write_pad(pads: list[int], w: RowsWriter, node: onnx.NodeProto) -> None:
+    hint, (y,) = node.name or node.op_type, node.output
+    moved = [0, *pads[2:4], 0, 0, *pads[6:8], 0]
+    plane = w.read_plane(node.input[0], hint)
+    w.give_plane(y, w.g.add("Pad", [plane, w.g.ints(moved, hint), *node.input[2:3]], hint), hint)
+
+
+def enlarge(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
+    """A Resize by whole numbers to the nearest place: every place some times."""
+    x, y = node.input[0], node.output[0]
+    if x not in images or y not in images or attr_of(node, "mode", b"nearest") != b"nearest":
+        return None
+    axes, rounding = axes_of(g, node) or {}, attr_of(node, "nearest_mode", b"round_prefer_floor").decode()
+    for place, size, made in ((2, images[x].height, images[y].height), (3, images[x].width, images[y].width)):
+        times = np.repeat(np.arange(size), made // size)
+        if place not in axes or made % size or not np.array_equal(axes[place].nearest(rounding), times):
+            return None
+    if images[x].channels != images[y].channels or axes[2].is_doubtful(rounding) or axes[3].is_doubtful(rounding):
+        return None
+    return RowsForm((x,), (y,), _write_enlarge)
+
+
+def _write_enlarge(w: RowsWriter, node: onnx.NodeProto) -> None:
+    hint, (x, *_), (y,) = node.name or node.op_type, node.input, node.output
+    small, large, g = w.images[x], w.images[y], w.g
+    down, across = large.height // small.height, large.width // small.width
+    apart = [small.batch, small.height, 1, small.width, 1, small.channels]
+    each = g.reshape(w.read(x, hint), [0, *(d for d in apart[1:] if isinstance(d, int))], hint)
+    g.typed(each, TensorProto.FLOAT, apart)
+    times = g.ints([1, 1, down, 1, across, 1], hint)
+    spread = [small.batch, small.height, down, small.width, across, small.channels]
+    many = w.step("Expand", [each, times], spread, hint)
+    w.give(y, g.reshape(many, [0, large.places, large.channels], hint))
+
+
+FORMS: dict[str, Callable[[GraphWriter, Images, onnx.NodeProto], RowsForm | None]] = {
+    **dict.fromkeys(_SINGLE, pointwise),
+    "BatchNormalization": batch_norm,
+    "Concat": concat,
+    "Split": split,
+    "Slice": slice_,
+    "Reshape": flatten_places,
+    "Flatten": flatten_places,
+    "Transpose": transpose,
+    "Pad": pad,
+    "Resize": enlarge,
+}

@@ -1,0 +1,210 @@
+"""Convolutions and pools whose images lie as rows (image_rows.py): of one tap a product, depthwise and pools sums and maxima of
+parts of the image, others a kernel's call."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.legalise.conv_shapes import ConvShape, conv_shape, pad_image, pads_of
+from onnx_fa.iree.legalise.convolutions import depthwise_spec, spec_of_shape, write_site
+from onnx_fa.iree.legalise.image_rows import Image, RowsForm, RowsWriter
+from onnx_fa.iree.legalise.row_forms import Images
+from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
+from onnx_fa.kernels.cpu.window import panel_of
+from onnx_fa.spec.windows import WindowSpec
+
+_MOST_TAPS = 64
+"""More make dispatches of a size that nobody has measured."""
+_AXES = 2
+
+
+def convolution(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
+    """A Conv of images. One of a single tap needs no turns, and where its windows are further apart than one, a depthwise one has
+    none either."""
+    x, y, bias = node.input[0], node.output[0], len(node.input) > 2 and bool(node.input[2])
+    shape = conv_shape(g, node) if x in images and y in images else None
+    if shape is None or len(shape.sizes) != _AXES or (bias and not g.comes_of_constants(node.input[2])):
+        return None
+    if shape.own == shape.columns == 1 and shape.groups > 1:
+        if not 1 < math.prod(shape.kernel) <= _MOST_TAPS or g.array(node.input[1]) is None:
+            return None
+        spec = depthwise_spec(g, shape, bias)
+        if spec is not None:
+            saved = images[x].numbers + images[y].numbers if max(shape.strides) > 1 else 0
+            return RowsForm((x,), (y,), partial(_write_site, shape, spec), saved)
+        turned = images[x].numbers + images[y].numbers if max(shape.strides) > 1 else 0
+        return RowsForm((x,), (y,), partial(_write_depthwise, shape), turned)
+    if shape.groups > 1 or g.array(node.input[1]) is None:
+        return None
+    if _is_product(shape):
+        return RowsForm((x,), (y,), _write_product, images[x].numbers + images[y].numbers)
+    spec = spec_of_shape(g, shape, "f32", bias, last=True, x_last=True)
+    return None if spec is None else RowsForm((x,), (y,), partial(_write_site, shape, spec), takes_both=True)
+
+
+def _is_product(shape: ConvShape) -> bool:
+    return math.prod(shape.kernel) == 1 and max(shape.strides) == 1 and not any(shape.pads)
+
+
+def _write_product(w: RowsWriter, node: onnx.NodeProto) -> None:
+    g, hint, (y,) = w.g, node.name or node.op_type, node.output
+    x, rows = w.read(node.input[0], hint), w.images[y].rows
+    columns, channels = w.images[y].channels, w.images[node.input[0]].channels
+    weight = g.computed(partial(_matrix, g, node.input[1]), TensorProto.FLOAT, [channels, columns], hint)
+    made = w.step("MatMul", [x, weight], rows, hint)
+    if len(node.input) > 2 and node.input[2]:
+        made = w.step("Add", [made, node.input[2]], rows, hint)
+    w.give(y, made)
+
+
+def _matrix(g: GraphWriter, weight: str) -> np.ndarray:
+    array = g.array(weight)
+    assert array is not None
+    return np.ascontiguousarray(array.reshape(array.shape[0], -1).T)
+
+
+def _write_site(shape: ConvShape, spec: WindowSpec, w: RowsWriter, node: onnx.NodeProto) -> None:
+    g, hint, (x, weight, *rest) = w.g, node.name or node.op_type, node.input
+    last = spec.depthwise or x in w.rows
+    image = pad_image(g, w.read_plane(x, hint) if last else x, shape, hint, last=last)
+    if any(shape.pads):
+        channels = [w.images[x].channels]
+        g.typed(image, TensorProto.FLOAT, [w.images[x].batch, *channels * (not last), *shape.padded, *channels * last])
+    y = write_site(g, replace(spec, x_last=last), image, weight, rest[0] if rest else "", hint)
+    w.give(node.output[0], y)
+
+
+def _write_depthwise(shape: ConvShape, w: RowsWriter, node: onnx.NodeProto) -> None:
+    g, hint, (x, name, *rest) = w.g, node.name or node.op_type, node.input
+    weight, image = g.array(name), w.images[node.output[0]]
+    assert weight is not None
+    by_tap = weight.reshape(shape.groups, -1)
+    dims = [image.batch, image.height, image.width, image.channels]
+    total = ""
+    for tap, part in _parts(w, shape, x, "0", image, hint):
+        product = w.step("Mul", [part, g.const(np.ascontiguousarray(by_tap[:, tap]), hint)], dims, hint)
+        total = w.step("Add", [total, product], dims, hint) if total else product
+    if rest and rest[0]:
+        total = w.step("Add", [total, rest[0]], dims, hint)
+    w.give_plane(node.output[0], total, hint)
+
+
+def _parts(w: RowsWriter, shape: ConvShape, x: str, pad: str, image: Image, hint: str) -> list[tuple[int, str]]:
+    """For each tap, what it sees of an image with its pads: (batch, height, width, channels)."""
+    g, plane = w.g, w.read_plane(x, hint)
+    batch, channels = image.batch, w.images[x].channels
+    if any(shape.pads):
+        pads = [0, *shape.pads[:_AXES], 0, 0, *shape.pads[_AXES:], 0]
+        number = g.scalar(float(pad), TensorProto.FLOAT, hint)
+        plane = w.step("Pad", [plane, g.ints(pads, hint), number], [batch, *shape.padded, channels], hint)
+    where, steps = g.ints([1, 2], hint), g.ints(shape.strides, hint)
+    found = []
+    for i, tap in enumerate(itertools.product(*map(range, shape.kernel))):
+        starts = [t * d for t, d in zip(tap, shape.dilations, strict=True)]
+        places = (image.height, image.width)
+        ends = [low + (n - 1) * s + 1 for low, n, s in zip(starts, places, shape.strides, strict=True)]
+        cut = [plane, g.ints(starts, hint), g.ints(ends, hint), where, steps]
+        found.append((i, w.step("Slice", cut, [batch, *places, channels], hint)))
+    return found
+
+
+def pool(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
+    """A MaxPool, or an AveragePool all of whose windows count as many places."""
+    x, y = node.input[0], node.output[0]
+    if x not in images or y not in images or len([o for o in node.output if o]) > 1:
+        return None
+    small, large, kernel = images[y], images[x], tuple(attr_of(node, "kernel_shape", []))
+    if len(kernel) != _AXES or math.prod(kernel) > _MOST_TAPS:
+        return None
+    sizes = large.height, large.width
+    strides, dilations = (tuple(attr_of(node, name, [1] * _AXES)) for name in ("strides", "dilations"))
+    pads = pads_of(node, sizes, kernel, strides, dilations)
+    shape = ConvShape(None, 1, large.channels, large.channels, sizes, kernel, strides, dilations, pads)
+    axes = zip(shape.padded, kernel, strides, dilations, strict=True)
+    if [(n - (k - 1) * d - 1) // s + 1 for n, k, s, d in axes] != [small.height, small.width] or min(pads) < 0:
+        return None  # ceil_mode makes one more
+    mean = op_of(node) == "AveragePool"
+    if mean and any(pads) and not attr_of(node, "count_include_pad", 0):
+        return None
+    if any(p >= k for p, k in zip(pads, kernel * 2, strict=True)):
+        return None
+    return RowsForm((x,), (y,), partial(_write_pool, shape, mean))
+
+
+def _write_pool(shape: ConvShape, mean: bool, w: RowsWriter, node: onnx.NodeProto) -> None:
+    g, hint, image = w.g, node.name or node.op_type, w.images[node.output[0]]
+    dims = [image.batch, image.height, image.width, image.channels]
+    total = ""
+    for _, part in _parts(w, shape, node.input[0], "0" if mean else "-inf", image, hint):
+        total = w.step("Add" if mean else "Max", [total, part], dims, hint) if total else part
+    if mean:
+        number = g.scalar(math.prod(shape.kernel), TensorProto.FLOAT, hint)
+        total = w.step("Div", [total, number], dims, hint)
+    w.give_plane(node.output[0], total, hint)
+
+
+def reduce_places(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
+    """The mean, sum or maximum over all places."""
+    x, y = node.input[0], node.output[0]
+    if x not in images or len(g.shape(x) or ()) != 4:
+        return None
+    axes = attr_of(node, "axes", None)
+    if axes is None and len(node.input) > 1 and node.input[1]:
+        array = g.array(node.input[1])
+        axes = None if array is None else array.tolist()
+    if "Global" not in op_of(node) and (axes is None or sorted(a % 4 for a in axes) != [2, 3]):
+        return None
+    keeps = "Global" in op_of(node) or bool(attr_of(node, "keepdims", 1))
+    if keeps and y not in images:
+        return None
+    return RowsForm((x,), (y,) * keeps, _write_reduce)
+
+
+_REDUCED = {"GlobalAveragePool": "ReduceMean", "GlobalMaxPool": "ReduceMax"}
+
+
+def _write_reduce(w: RowsWriter, node: onnx.NodeProto) -> None:
+    g, hint, (x, *_), (y,) = w.g, node.name or node.op_type, node.input, node.output
+    op, image = _REDUCED.get(op_of(node), op_of(node)), w.images[x]
+    made = _mean(w, x, hint) if op == "ReduceMean" and image.numbers else ""
+    if y in w.images:
+        w.give(y, made or g.reduce(op, w.read(x, hint), [1], hint))
+    elif made:
+        g.reshape(made, [0, image.channels], hint, out=y)
+    else:
+        g.reduce(op, w.read(x, hint), [1], hint, keepdims=0, out=y)
+
+
+def _mean(w: RowsWriter, x: str, hint: str) -> str:
+    """The mean over all places of an image, (batch, 1, channels): sums over columns, and of these, by the kernel of depthwise
+    convolutions, as IREE adds numbers that lie apart one after the other. Empty where it has no kernel."""
+    g, image = w.g, w.images[x]
+    assert g.cpu is not None
+    if not panel_of(image.channels, g.cpu):
+        return ""
+    made, sizes = w.read(x, hint), (image.height, image.width)
+    for kernel, number in (((1, image.width), 1.0), ((image.height, 1), 1 / image.places)):
+        shape = ConvShape(None, image.channels, 1, 1, sizes, kernel, (1, 1), (1, 1), (0,) * 4)
+        spec = depthwise_spec(g, replace(shape, images=image.batch if isinstance(image.batch, int) else None), False)
+        assert spec is not None
+        weight = g.const(np.full((image.channels, 1, *kernel), number, np.float32), hint)
+        g.types[weight] = TensorProto.FLOAT, [image.channels, 1, *kernel]
+        made, sizes = write_site(g, spec, made, weight, "", hint), (image.height, 1)
+    return made
+
+
+WINDOW_FORMS: dict[str, Callable[[GraphWriter, Images, onnx.NodeProto], RowsForm | None]] = {
+    "Conv": convolution,
+    "MaxPool": pool,
+    "AveragePool": pool,
+    **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceMax"), reduce_places),
+}

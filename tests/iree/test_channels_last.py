@@ -1,0 +1,128 @@
+"""Networks of convolutions with channels last: which parts of them are so, and that they mean the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto
+from onnx import helper as h
+from onnx.reference import ReferenceEvaluator
+
+import onnx_fa
+from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.inference import infer_types
+from onnx_fa.iree.legalise import channels_last
+from onnx_fa.iree.legalise.channels_last import put_channels_last
+from onnx_fa.iree.legalise.convolutions import CONV_SITE
+from onnx_fa.iree.legalise.writer import GraphWriter
+from onnx_fa.iree.run import load_module
+from onnx_fa.spec.target import parse_target
+from tests.iree.test_convolutions import ConvSite
+from tests.support.image_nets import NETS, Net
+from tests.support.joined_models import join_models
+from tests.support.ort_run import assert_same, run
+from tests.support.random_images import image_nets
+
+NARROW, HOST = parse_target("cpu-avx2"), parse_target("cpu-host")
+
+
+def turned(model: onnx.ModelProto, target: Any = NARROW) -> onnx.ModelProto:
+    made = onnx.ModelProto.FromString(model.SerializeToString())
+    infer_types(made, {})
+    put_channels_last(made, target=target)
+    return made
+
+
+def ops(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(op_of(node) for node in model.graph.node)
+
+
+def image(model: onnx.ModelProto, batch: int = 2, seed: int = 1) -> dict[str, np.ndarray]:
+    dims = [d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim]
+    return {"x": np.random.default_rng(seed).standard_normal([batch, *dims[1:]]).astype(np.float32)}
+
+
+def evaluate(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[Any]:
+    return list(ReferenceEvaluator(model, new_ops=[ConvSite]).run(None, feeds))
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_means_the_same(name: str) -> None:
+    model = NETS[name]()
+    made = turned(model)
+    assert "Conv" not in ops(made) and "MatMul" in ops(made)
+    onnx.checker.check_model(made)
+    feeds = image(model)
+    assert_same(run(model, feeds), evaluate(made, feeds), 1e-5)
+
+
+def test_compiled(tmp_path: Path) -> None:
+    models = [NETS[name]() for name in NETS if name != "inverted_residual"]  # which has another opset
+    for batch, group in ((2, models), (3, [NETS["inverted_residual"]()])):
+        feeds = {f"m{i}_x": image(m, batch, seed=i)["x"] for i, m in enumerate(group)}
+        joined = join_models(group)
+        module = tmp_path / f"{batch}.vmfb"
+        onnx_fa.compile(joined, module)
+        call = load_module(module)
+        assert_same(run(joined, feeds), call(*feeds.values()), 1e-5)
+
+
+def test_no_transpose_is_left_between_products() -> None:
+    made = turned(NETS["bottleneck"]())
+    g = GraphWriter(made)
+    # The first convolution reads the image as it lies, and the last values are of one place each.
+    assert not [n for n in made.graph.node if op_of(n) == "Transpose" and not g.comes_of_constants(n.input[0])]
+    assert ops(made)["MatMul"] == 2 and ops(made)[CONV_SITE] == 5 and not ops(made)["MaxPool"]
+
+
+def test_tokens_are_rows_already() -> None:
+    made = turned(NETS["with_tokens"]())
+    g = GraphWriter(made)
+    assert not [n for n in made.graph.node if op_of(n) == "Transpose" and not g.comes_of_constants(n.input[0])]
+
+
+@pytest.mark.parametrize("why", ["borders", "sizes", "opset", "gpu", "kernels", "no_product"])
+def test_stays(why: str) -> None:
+    n = Net(16, 8, 8, opset=12 if why == "opset" else 17)
+    if why == "sizes":
+        n.inputs = [h.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 16, "H", 8])]
+    weights = [n.weight(16), n.weight(16)]
+    x = n.add("InstanceNormalization", "x", *weights)
+    y = n.conv(x, 16, 16, 3 if why == "no_product" else 1)
+    model = n.model(n.add("InstanceNormalization", y, *weights) if why in ("borders", "no_product") else y)
+    target = parse_target("cuda-sm_80") if why == "gpu" else NARROW
+    made = turned(model, replace(target, kernels="iree") if why == "kernels" else target)
+    assert [n.op_type for n in made.graph.node] == [n.op_type for n in model.graph.node]
+
+
+def test_gains_more_than_it_turns() -> None:
+    n = Net(16, 8, 8)
+    weights = [n.weight(64), n.weight(64)]
+    model = n.model(n.add("InstanceNormalization", n.conv(n.conv("x", 16, 64), 64, 64), *weights))
+    made = turned(model)
+    assert ops(made)["MatMul"] == 2
+    feeds = image(model)
+    assert_same(run(model, feeds), evaluate(made, feeds), 1e-5)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(image_nets(), st.booleans())
+def test_drawn(model: onnx.ModelProto, all_parts: bool) -> None:
+    """Whatever is drawn means the same with channels last, where that is worth it and where it is not."""
+    with pytest.MonkeyPatch.context() as patch:
+        if all_parts:
+            patch.setattr(channels_last, "_saved", lambda *_: 1)
+        made = turned(model)
+    if made.graph == model.graph:
+        return
+    onnx.checker.check_model(made)
+    feeds = image(model)
+    assert_same(run(model, feeds, optimise=False), evaluate(made, feeds), 2e-5)
