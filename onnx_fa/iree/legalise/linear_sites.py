@@ -47,7 +47,7 @@ LINEAR_SITE = f"{DOMAIN}.LinearSite"
 """Inputs as the operands of a LinearSpec; attributes `bytes` (the type of an x of bytes, else ""), `zero`, `N`, `transposed`,
 `panel`, `bits` and `block` (0 for none), `then`, its expression as JSON, the number of its `tensors`, and `parts` where it has
 several results."""
-_LEAST = 16
+LEAST = 16
 """Smaller weights are no matter of speed."""
 
 
@@ -183,7 +183,7 @@ def _product(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Product | Non
     stored: FloatType | Literal[""] = ""
     if dtype == "f32" and g.cpu is not None:
         w, transposed, stored = _as_stored(g, w, transposed=transposed)
-    if not _is_weight(g, w) or not isinstance(K, int) or not isinstance(N, int) or min(K, N) < _LEAST or shape[-1] != K:
+    if not _is_weight(g, w) or not isinstance(K, int) or not isinstance(N, int) or min(K, N) < LEAST or shape[-1] != K:
         return None
     if bias and not g.is_row(bias, [shape[0], N]):
         return None
@@ -217,7 +217,7 @@ def _product_of_bytes(g: GraphWriter, node: onnx.NodeProto, place: int) -> _Prod
     x, w, x_zero, w_zero = (*node.input, "", "")[:4]
     w, transposed = turned(g, w)
     found, cast_place = integer_product(g, x, w, x_zero, w_zero, transposed=transposed), cast_of(g, node)
-    if found is None or cast_place is None or min(found.spec.K, found.spec.N) < _LEAST:
+    if found is None or cast_place is None or min(found.spec.K, found.spec.N) < LEAST:
         return None
     if (g.shape(x) or [None])[-1] != found.spec.K:
         return None

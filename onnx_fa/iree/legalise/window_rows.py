@@ -17,6 +17,7 @@ from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.conv_shapes import ConvShape, conv_shape, pad_image, pads_of
 from onnx_fa.iree.legalise.convolutions import depthwise_spec, spec_of_shape, write_site
 from onnx_fa.iree.legalise.image_rows import Image, RowsForm, RowsWriter
+from onnx_fa.iree.legalise.linear_sites import LEAST
 from onnx_fa.iree.legalise.row_forms import Images
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 from onnx_fa.kernels.cpu.window import panel_of
@@ -45,10 +46,13 @@ def convolution(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsFor
         return RowsForm((x,), (y,), partial(_write_depthwise, shape), turned)
     if shape.groups > 1 or g.array(node.input[1]) is None:
         return None
-    if _is_product(shape):
-        return RowsForm((x,), (y,), _write_product, images[x].numbers + images[y].numbers)
+    turned = images[x].numbers + images[y].numbers if _is_product(shape) else 0
     spec = spec_of_shape(g, shape, "f32", bias, last=True, x_last=True)
-    return None if spec is None else RowsForm((x,), (y,), partial(_write_site, shape, spec), takes_both=True)
+    # Linear sites leave small weights to IREE, which multiplies by them again for every place that reads such a gate.
+    if _is_product(shape) and (spec is None or min(shape.own, shape.columns) >= LEAST):
+        return RowsForm((x,), (y,), _write_product, turned)
+    takes_both = not _is_product(shape)
+    return None if spec is None else RowsForm((x,), (y,), partial(_write_site, shape, spec), turned, takes_both)
 
 
 def _is_product(shape: ConvShape) -> bool:
@@ -74,7 +78,7 @@ def _matrix(g: GraphWriter, weight: str) -> np.ndarray:
 
 def _write_site(shape: ConvShape, spec: WindowSpec, w: RowsWriter, node: onnx.NodeProto) -> None:
     g, hint, (x, weight, *rest) = w.g, node.name or node.op_type, node.input
-    last = spec.depthwise or x in w.rows
+    last = spec.depthwise or _is_product(shape) or x in w.rows
     image = pad_image(g, w.read_plane(x, hint) if last else x, shape, hint, last=last)
     if any(shape.pads):
         channels = [w.images[x].channels]

@@ -41,7 +41,7 @@ def blocks_of(groups: int, columns: int, target: Target) -> int:
 
 def takes(spec: WindowSpec) -> bool:
     """Whether the kernel is to stand for a convolution."""
-    return spec.depthwise or spec.rows >= _LEAST_PLACES
+    return spec.x_last or spec.rows >= _LEAST_PLACES
 
 
 def tiles_for(spec: WindowSpec, target: Target) -> WindowTiles:
