@@ -47,6 +47,8 @@ class RowsWriter:
     images: dict[str, Image]
     rows: dict[str, str] = field(default_factory=dict)
     absent: set[str] = field(default_factory=set)
+    joined: dict[tuple[str, ...], str] = field(default_factory=dict)
+    """Images, by those whose channels they have behind each other."""
 
     def read(self, x: str, hint: str) -> str:
         """An image as rows: (batch, places, channels)."""

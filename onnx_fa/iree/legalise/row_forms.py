@@ -114,9 +114,13 @@ def concat(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | N
 
 
 def _write_concat(w: RowsWriter, node: onnx.NodeProto) -> None:
-    hint, (y,) = node.name or node.op_type, node.output
-    parts = [w.read(x, hint) for x in node.input]
+    hint, (y,), whole = node.name or node.op_type, node.output, tuple(node.input)
+    # The Concat before may have all but the last: DenseNet's layers are n copies each instead of two.
+    before = next((n for n in range(len(whole) - 1, 1, -1) if whole[:n] in w.joined), 0)
+    names = [w.joined[whole[:before]], *whole[before:]] if before else whole
+    parts = [w.read(x, hint) for x in names]
     w.give(y, w.step("Concat", parts, w.images[y].rows, hint, axis=2))
+    w.joined[whole] = y
 
 
 def split(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
