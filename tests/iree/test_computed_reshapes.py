@@ -87,12 +87,13 @@ def test_what_is_left_beside_sizes_of_the_run(tmp_path: Path) -> None:
         assert_same(run(model, {"x": x}), onnx_fa.run(tmp_path / "m.vmfb", x))
 
 
-def test_no_size_is_computed_of_a_target_that_copies_one() -> None:
-    """A constant 0 is the input's size at that place."""
+@pytest.mark.parametrize("target", ["all, same, h", "h, all, h"])
+def test_no_size_is_computed_of_others(target: str) -> None:
+    """A constant 0 is the input's size at that place; what is not in front the compiler finds."""
     model = onnx.parser.parse_model(
-        """<ir_version: 9, opset_import: ["" : 18]> g (float[B, 8] x, float[H] other) => (float[C, 8, D] y)
-        <int64[1] all = {-1}, int64[1] same = {0}> {
-            h = Shape(other)  to = Concat <axis = 0> (all, same, h)  y = Reshape(x, to) }"""
+        f"""<ir_version: 9, opset_import: ["" : 18]> g (float[B, 8] x, float[H] other) => (float[C, E, D] y)
+        <int64[1] all = {{-1}}, int64[1] same = {{0}}> {{
+            h = Shape(other)  to = Concat <axis = 0> ({target})  y = Reshape(x, to) }}"""
     )
     before = [op_of(node) for node in model.graph.node]
     infer_types(model, {})

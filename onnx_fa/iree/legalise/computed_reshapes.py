@@ -39,21 +39,22 @@ def computed_reshape(g: GraphWriter, node: onnx.NodeProto, shape: Dims) -> bool:
 
 
 def _without_minus_one(g: GraphWriter, node: onnx.NodeProto, shape: Dims, made: Dims) -> bool:
-    """To a target that a Concat puts together of single numbers, one of them a constant -1: the product of the input's sizes by
-    that of the others in its place. Sizes of 0 make a 0 of it, as there are no elements then."""
+    """To a target that a Concat puts together of single numbers, of which the first alone is a constant -1: the product of the
+    input's sizes by that of the others in its place. Sizes of 0 make a 0 of it, as there are no elements then. A -1 at another
+    place stays: the compiler takes that for what is left."""
     parts = _parts(g, node.input[1])
     if len(parts) != len(made):
         return False
     numbers = [None if (array := g.array(part)) is None else int(array.reshape(-1)[0]) for part in parts]
-    if numbers.count(-1) != 1 or 0 in numbers:
+    if numbers.count(-1) != 1 or 0 in numbers or numbers[0] != -1:
         return False
-    hint, at = node.name or "Reshape", numbers.index(-1)
+    hint = node.name or "Reshape"
     own = [g.add("Shape", [node.input[0]], hint, start=axis, end=axis + 1) for axis in range(len(shape))]
-    others = [part for i, part in enumerate(parts) if i != at]
+    others = parts[1:]
     left = g.add(
         "Div", [_product(g, own, hint), g.add("Max", [_product(g, others, hint), g.ints([1], hint)], hint)], hint
     )
-    target = g.add("Concat", [left if i == at else part for i, part in enumerate(parts)], hint, axis=0)
+    target = g.add("Concat", [left, *others], hint, axis=0)
     g.add("Reshape", [node.input[0], target], hint, out=node.output[0], allowzero=1)
     return True
 
