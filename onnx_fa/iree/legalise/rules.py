@@ -65,6 +65,7 @@ from onnx_fa.iree.legalise.resize_planes import RESAMPLED_PLANES
 from onnx_fa.iree.legalise.roi_align import roi_align
 from onnx_fa.iree.legalise.rotary import contrib_rotary, rotary, streams_rotary
 from onnx_fa.iree.legalise.scatter import scatter
+from onnx_fa.iree.legalise.sequence_conv import sequence_conv
 from onnx_fa.iree.legalise.strided import strided_slice
 from onnx_fa.iree.legalise.suppression import non_max_suppression
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
@@ -207,7 +208,7 @@ def _reshape(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
 
 def _conv(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    return integer_convolutions.dequantized_conv(g, node) or conv(g, node)
+    return integer_convolutions.dequantized_conv(g, node) or sequence_conv(g, node) or conv(g, node)
 
 
 def _cast(g: GraphWriter, node: onnx.NodeProto) -> bool:
