@@ -1,7 +1,7 @@
 """What small integer tensors hold that are computed from shapes: one rule for every operator that does so.
 
-Elements are dims: ints, texts of lengths, or None where nothing is known. A tensor is a NumPy array of them, so that what moves
-elements is NumPy's own function.
+Elements are dims: ints, texts of lengths, or None where nothing is known; in tensors of floats also floats that are not whole. A
+tensor is a NumPy array of them, so that what moves elements is NumPy's own function.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from onnx_fa.graph.dims import (
     subtract_dims,
 )
 from onnx_fa.graph.ops import attr_int, op_of
+from onnx_fa.graph.shape_floats import Element, are_numbers, cast_number, compute
 from onnx_fa.spec.terms import Dim
 
 Data = npt.NDArray[Any]
@@ -122,8 +123,11 @@ def _unknown(inputs: Inputs, position: int) -> Data | None:
 def _cast(inputs: Inputs) -> Data | None:
     data, dtype = inputs.data(0), inputs.node.outputs[0].dtype
     if dtype == ir.DataType.BOOL and data is not None:
-        return _objects([compare_dims(compare_dims(x, 0), 0) for x in data.flat]).reshape(data.shape)
-    return data if dtype in _WHOLE else None
+        nonzero = [1 if isinstance(x, float) else compare_dims(compare_dims(x, 0), 0) for x in data.flat]
+        return _objects(nonzero).reshape(data.shape)
+    if data is None or dtype not in _WHOLE:
+        return None
+    return _objects([cast_number(x, dtype) for x in data.flat]).reshape(data.shape)
 
 
 def _same(inputs: Inputs) -> Data | None:
@@ -251,7 +255,7 @@ def _range(inputs: Inputs) -> Data | None:
 def _reducing(pick: Callable[[Dim | None, Dim | None], Dim | None]) -> Callable[[Inputs], Data | None]:
     def rule(inputs: Inputs) -> Data | None:
         data, node = inputs.data(0), inputs.node
-        if data is None or not data.size or attr_int(node, "noop_with_empty_axes", 0):
+        if data is None or not data.size or attr_int(node, "noop_with_empty_axes", 0) or _has_floats(data):
             return None
         axes = node_axes(node, inputs.const)
         if axes is None and len(node.inputs) > 1 and node.inputs[1] is not None:
@@ -278,7 +282,43 @@ def _elementwise(inputs: Inputs) -> Data | None:
     rows = zip(*(np.broadcast_to(p, shape).flat for p in known), strict=True)
     more = {"Div": partial(divide_dims, whole=whole, is_length=inputs.is_length), "Equal": partial(_equal, inputs)}
     rule = more.get(kind, _ELEMENTWISE[kind])
-    return _objects([rule(*row) for row in rows]).reshape(shape)
+    return _objects([_apply(inputs, rule, row, whole) for row in rows]).reshape(shape)
+
+
+def _apply(inputs: Inputs, rule: Callable[..., Dim | None], row: tuple[Element, ...], whole: bool) -> Element:
+    """`rule` of dims, or what the operator computes of floats. `whole`: the node reads or makes integers."""
+    kind, dtype = op_of(inputs.node), inputs.node.outputs[0].dtype
+    if not whole and dtype is not None and are_numbers(row):
+        return compute(kind, row, dtype)
+    return None if any(isinstance(x, float) for x in row) else rule(*row)
+
+
+def _has_floats(data: Data) -> bool:
+    return any(isinstance(x, float) for x in data.flat)
+
+
+def _clip(inputs: Inputs) -> Data | None:
+    """Clip with bounds that are inputs, as from opset 11 on."""
+    data, node = inputs.data(0), inputs.node
+    if data is None or any(name in node.attributes for name in ("min", "max")):
+        return None
+    for position, pick, number in ((1, larger_dim, max), (2, smaller_dim, min)):
+        if position >= len(node.inputs) or node.inputs[position] is None:
+            continue
+        bound = inputs.data(position)
+        if bound is None or bound.size != 1:
+            return None
+        (end,) = bound.flat
+        data = _objects([_bounded(pick, number, x, end) for x in data.flat]).reshape(data.shape)
+    return data
+
+
+def _bounded(
+    pick: Callable[[Dim | None, Dim | None], Dim | None], number: Callable[..., Element], x: Element, end: Element
+) -> Element:
+    if are_numbers((x, end)):
+        return number(x, end)
+    return None if isinstance(x, float) or isinstance(end, float) else pick(x, end)
 
 
 def _equal(inputs: Inputs, a: Dim | None, b: Dim | None) -> Dim | None:
@@ -306,6 +346,7 @@ _ELEMENTWISE: dict[str, Callable[..., Dim | None]] = {
     "Pow": raise_dim,
     "Neg": lambda x: subtract_dims(0, x),
     "Not": lambda x: subtract_dims(1, x),
+    **dict.fromkeys(("Ceil", "Floor", "Round"), lambda x: x),  # of dims, which are whole
     "Min": lambda *dims: reduce(smaller_dim, dims),
     "Max": lambda *dims: reduce(larger_dim, dims),
 }
@@ -319,6 +360,7 @@ _RULES: dict[str, Callable[[Inputs], Data | None]] = {
     "Squeeze": _units,
     "Reshape": _reshape,
     "Transpose": _transpose,
+    "Clip": _clip,
     "Gather": _gather,
     "Slice": _slice,
     "Expand": _expand,

@@ -34,6 +34,7 @@ from onnx_fa.graph.op_kinds import BROADCASTS, CONVOLVES, MULTIPLIES, REDUCE, SA
 from onnx_fa.graph.ops import BLOCKED, CONTRIB, STANDARD, attr_int, op_of, typed_attr
 from onnx_fa.graph.resized import resized_dims
 from onnx_fa.graph.shape_data import MOST_ELEMENTS, Data, Inputs, data_of
+from onnx_fa.graph.shape_floats import dim_or_none, numbers_in
 from onnx_fa.graph.shape_rules import (
     Window,
     einsum_dims,
@@ -361,7 +362,7 @@ class SymbolicShapes:
             return None
         if value in self._data:
             data = self._data[value]
-            return self._limits.settle(tuple(data.flat)) if data.ndim <= 1 else None
+            return self._limits.settle(tuple(dim_or_none(x) for x in data.flat)) if data.ndim <= 1 else None
         array = self._const(value)
         if array is None or array.ndim > 1 or array.size > _MAX_SHAPE or array.dtype.kind not in "biu":
             return None
@@ -387,6 +388,4 @@ class SymbolicShapes:
             return None if value is None else self._data[value]
         weight = value.const_value is not None and value.const_value.size > MOST_ELEMENTS
         array = None if weight else self._const(value)
-        if array is None or array.size > MOST_ELEMENTS or array.dtype.kind not in "iu":
-            return None
-        return array.astype(object)
+        return None if array is None or array.size > MOST_ELEMENTS else numbers_in(array)

@@ -14,6 +14,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnx_fa.graph.dims import Shape
 from onnx_fa.graph.io import load
+from onnx_fa.graph.normalise import infer_shapes
 from onnx_fa.graph.shape_rules import einsum_dims
 from onnx_fa.graph.view import GraphView
 from tests.support.ort_run import run
@@ -22,13 +23,18 @@ from tests.support.ort_run import run
 def view_of(
     nodes: list[onnx.NodeProto], dims: list[int | str], **constants: object
 ) -> tuple[GraphView, onnx.ModelProto]:
-    """A graph of `x`, f32 of those dims, whose values have no recorded shapes."""
+    """A graph of `x`, f32 of those dims, whose values have types and no recorded shapes."""
     tensors = [numpy_helper.from_array(np.asarray(a, np.int64), n) for n, a in constants.items()]
     outputs = [o for node in nodes for o in node.output]
     values = [h.make_tensor_value_info(o, T.UNDEFINED, None) for o in outputs[-1:]]
     graph = h.make_graph(nodes, "g", [h.make_tensor_value_info("x", T.FLOAT, dims)], values, tensors)
     model = h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=9)
-    return GraphView(load(model)), model
+    loaded = load(model)
+    infer_shapes(loaded)
+    for node in loaded.graph:
+        for out in node.outputs:
+            out.shape = None
+    return GraphView(loaded), model
 
 
 def shape(view: GraphView, name: str) -> tuple[int | str | None, ...] | None:
@@ -133,6 +139,115 @@ def test_of_windows_that_begin_behind_the_end_nobody_knows_whether_they_count() 
     assert shape(view_of([pool], [2, 3, 5])[0], "y") == (2, 3, None)
     named = h.make_node("AveragePool", ["x"], ["y"], kernel_shape=[4], strides=[4], ceil_mode=1)
     assert shape(view_of([named], ["b", 3, "n"])[0], "y") == ("b", 3, None)
+
+
+def float_of(name: str, number: float, kind: int = T.FLOAT) -> onnx.NodeProto:
+    return h.make_node("Constant", [], [name], value=h.make_tensor(name, kind, [], [number]))
+
+
+def same_pads(kernel: int, stride: int) -> list[onnx.NodeProto]:
+    """timm's Conv2dSame along the last axis, as the TorchScript exporter writes it."""
+    return [
+        *(float_of("stride", stride), float_of("kernel", kernel - 1), float_of("one", 1), float_of("two", 2)),
+        float_of("zero", 0),
+        h.make_node("Shape", ["x"], ["shape"]),
+        h.make_node("Gather", ["shape", "last"], ["size"]),
+        h.make_node("Cast", ["size"], ["exact"], to=T.FLOAT),
+        h.make_node("Div", ["exact", "stride"], ["times"]),
+        h.make_node("Ceil", ["times"], ["windows"]),
+        h.make_node("Sub", ["windows", "one"], ["steps"]),
+        h.make_node("Mul", ["steps", "stride"], ["begin"]),
+        h.make_node("Add", ["begin", "kernel"], ["end"]),
+        h.make_node("Add", ["end", "one"], ["wanted"]),
+        h.make_node("Sub", ["wanted", "exact"], ["missing"]),
+        h.make_node("Clip", ["missing", "zero"], ["pad"]),
+        h.make_node("Div", ["pad", "two"], ["half"]),
+        h.make_node("Cast", ["half"], ["cut"], to=T.INT64),
+        h.make_node("Cast", ["cut"], ["before"], to=T.FLOAT),
+        h.make_node("Sub", ["pad", "before"], ["behind"]),
+        h.make_node("Unsqueeze", ["before", "axis"], ["first"]),
+        h.make_node("Unsqueeze", ["behind", "axis"], ["second"]),
+        h.make_node("Concat", ["first", "second"], ["both"], axis=0),
+        h.make_node("Cast", ["both"], ["pads"], to=T.INT64),
+        h.make_node("Pad", ["x", "pads", "", "places"], ["padded"]),
+    ]
+
+
+@pytest.mark.parametrize(("size", "kernel", "stride"), [(224, 3, 2), (7, 4, 2), (9, 2, 3), (10, 5, 4), (8, 2, 2)])
+def test_pads_that_are_computed_as_floats(size: int, kernel: int, stride: int) -> None:
+    """Twice: the second asks for what the first one made, of which onnx infers nothing."""
+    once = same_pads(kernel, stride)
+    again = [h.make_node(n.op_type, [*n.input], [*n.output]) for n in once]
+    for node, old in zip(again, once, strict=True):
+        node.attribute.extend(old.attribute)
+        for names in (node.input, node.output):
+            for i, name in enumerate(names):
+                names[i] = "padded" if name == "x" else f"{name}_2" if name and name not in CONSTANTS else name
+    check([*once, *again], (2, size), **CONSTANTS)
+
+
+CONSTANTS = {"last": 1, "axis": [0], "places": [-1]}
+
+
+def test_pads_of_a_free_size_are_not_known() -> None:
+    view, _ = view_of(same_pads(3, 2), [2, "n"], **CONSTANTS)
+    assert shape(view, "padded") == (2, None)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    size=st.integers(1, 40),
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(
+                ["Add", "Sub", "Mul", "Div", "Max", "Min", "Ceil", "Floor", "Round", "Neg", "Clip", "Cast"]
+            ),
+            st.sampled_from([0.1, 0.5, 0.7, 1.5, 2.0, 3.0, 7.0, -0.3]),
+        ),
+        max_size=5,
+    ),
+    kind=st.sampled_from([T.FLOAT, T.DOUBLE]),
+)
+def test_numbers_computed_of_a_size(size: int, steps: list[tuple[str, float]], kind: int) -> None:
+    """As a run computes them, with its roundings: 10 * 0.7 is 7 as a float of 32 bits. Cut to lengths by a Max."""
+    nodes = [
+        h.make_node("Shape", ["x"], ["shape"]),
+        h.make_node("Gather", ["shape", "last"], ["size"]),
+        h.make_node("Cast", ["size"], ["n0"], to=kind),
+    ]
+    for i, (op, number) in enumerate(steps):
+        nodes.append(float_of(f"c{i}", number, kind))
+        if op == "Cast":
+            nodes += [h.make_node("Cast", [f"n{i}"], [f"i{i}"], to=T.INT64)]
+            nodes += [h.make_node("Cast", [f"i{i}"], [f"n{i + 1}"], to=kind)]
+        else:
+            unary = op in ("Ceil", "Floor", "Round", "Neg")
+            nodes.append(h.make_node(op, [f"n{i}"] if unary else [f"n{i}", f"c{i}"], [f"n{i + 1}"]))
+    nodes += [
+        h.make_node("Cast", [f"n{len(steps)}"], ["whole"], to=T.INT64),
+        h.make_node("Clip", ["whole", "zero", "most"], ["length"]),
+        h.make_node("Unsqueeze", ["length", "axis"], ["to"]),
+        h.make_node("ConstantOfShape", ["to"], ["y"]),
+    ]
+    check(nodes, (2, size), last=1, zero=0, most=5000, axis=[0])
+
+
+def test_lengths_as_floats_are_lengths() -> None:
+    """Half of an even length is one, of another it is not known."""
+    for dims, want in (("2*n", "n"), ("n", None)):
+        nodes = [
+            float_of("two", 2),
+            h.make_node("Shape", ["x"], ["sizes"], start=1),
+            h.make_node("Cast", ["sizes"], ["exact"], to=T.FLOAT),
+            h.make_node("Div", ["exact", "two"], ["half"]),
+            h.make_node("Ceil", ["half"], ["up"]),
+            h.make_node("Cast", ["up"], ["to"], to=T.INT64),
+            h.make_node("ConstantOfShape", ["to"], ["y"]),
+        ]
+        joined = [h.make_node("Concat", ["x", "x"], ["xx"], axis=1)] if want else []
+        if joined:
+            nodes[1] = h.make_node("Shape", ["xx"], ["sizes"], start=1)
+        assert shape(view_of([*joined, *nodes], [2, "n"])[0], "y") == (want,), dims
 
 
 def test_integers_keep_the_dims_of_what_they_were() -> None:

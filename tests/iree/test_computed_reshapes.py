@@ -1,4 +1,5 @@
-"""Reshapes to sizes of the run that change no free one; and rows of a table of which there are none."""
+"""Reshapes to sizes of the run: those that change no free one, and those with a -1 beside them; and rows of a table of which there
+are none."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import onnx_fa
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.legalise.rules import legalize
-from tests.support.ort_run import run
+from tests.support.ort_run import assert_same, run
 
 
 def reshaped(x: str, y: str, tail: str) -> onnx.ModelProto:
@@ -53,6 +54,50 @@ def test_a_batch_that_stays_is_copied(tmp_path: Path) -> None:
 )
 def test_others_are_computed(x: str, y: str, tail: str) -> None:
     assert targets(reshaped(x, y, tail))[-1] is None
+
+
+WINDOWS = """<ir_version: 9, opset_import: ["" : 18]> g (float[B, H, W, 8] x) => (float[N, Y, X, 8] y)
+    <int64[1] two = {2}, int64[1] three = {3}, int64[1] all = {-1}, int64[1] depth = {8}> {
+        b = Shape <start = 0, end = 1> (x)
+        h = Shape <start = 1, end = 2> (x)
+        w = Shape <start = 2, end = 3> (x)
+        rows = Div(h, two)
+        columns = Div(w, three)
+        cut = Concat <axis = 0> (b, rows, two, columns, three, depth)
+        parts = Reshape(x, cut)
+        ordered = Transpose <perm = [0, 1, 3, 2, 4, 5]> (parts)
+        each = Concat <axis = 0> (all, two, three, depth)
+        windows = Reshape(ordered, each)
+        inside = Softmax <axis = 1> (windows)
+        grid = Concat <axis = 0> (all, rows, columns, two, three, depth)
+        back = Reshape(inside, grid)
+        turned = Transpose <perm = [0, 1, 3, 2, 4, 5]> (back)
+        whole = Concat <axis = 0> (all, h, w, depth)
+        image = Reshape(turned, whole)
+        y = Add(x, image)
+    }"""
+"""MaxViT's windows of images of any size."""
+
+
+def test_what_is_left_beside_sizes_of_the_run(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(WINDOWS)
+    onnx_fa.compile(model, tmp_path / "m.vmfb")
+    for dims in ((2, 4, 9, 8), (1, 2, 3, 8), (3, 2, 6, 8)):
+        x = np.random.default_rng(0).standard_normal(dims).astype(np.float32)
+        assert_same(run(model, {"x": x}), onnx_fa.run(tmp_path / "m.vmfb", x))
+
+
+@pytest.mark.parametrize("target", ["all, same, h", "h, all, h"])
+def test_no_size_is_computed_of_others(target: str) -> None:
+    """A constant 0 is the input's size at that place; what is not in front the compiler finds."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["" : 18]> g (float[B, 8] x, float[H] other) => (float[C, E, D] y)
+        <int64[1] all = {{-1}}, int64[1] same = {{0}}> {{
+            h = Shape(other)  to = Concat <axis = 0> ({target})  y = Reshape(x, to) }}"""
+    )
+    before = [op_of(node) for node in model.graph.node]
+    infer_types(model, {})
+    assert [op_of(node) for node in legalize(model).graph.node] == before
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,13 @@ def test_merged_dynamic_dims(tmp_path: Path) -> None:
         pytest.fail(REPAIRED)
 
 
+def test_computed_minus_one(tmp_path: Path) -> None:
+    run = load_module(_compiled("computed_minus_one", tmp_path))
+    with pytest.raises(RunError, match=r"OUT_OF_RANGE|RESOURCE_EXHAUSTED"):
+        run(np.ones((6, 4), np.float32), np.ones(3, np.float32))
+        pytest.fail(REPAIRED)
+
+
 def test_free_broadcast(tmp_path: Path) -> None:
     a, b = (np.ones((n, 4), np.float32) for n in (1, 2))
     added, product = load_module(_compiled("free_broadcast", tmp_path))(

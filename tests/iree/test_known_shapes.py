@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx.parser
 import onnx_ir as ir
+import pytest
 from onnx import TensorProto, helper
 
 from onnx_fa.graph.normalise import infer_shapes
@@ -79,6 +80,36 @@ def test_sizes_that_follow_from_arithmetic_are_declared(tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal((2, 5, 12)).astype(np.float32)
     want = np.maximum(x.reshape(2, 5, 3, 4).transpose(0, 2, 1, 3), 0)
     np.testing.assert_array_equal(load_module(tmp_path / "m.vmfb")(x)[0], want)
+
+
+@pytest.mark.parametrize("side", [7, "S"])
+def test_pads_that_are_computed_of_known_sizes(side: int | str) -> None:
+    """To a multiple of 4, as before windows."""
+    text = f"""
+        <ir_version: 9, opset_import: ["": 18]>
+        g (float[B, {side}] x) => (float[B, T] y)
+        <float four = {{4}}, int64 place = {{1}}, int64[1] axis = {{0}}, int64[3] none = {{0, 0, 0}}> {{
+            shape = Shape(x)
+            size = Gather(shape, place)
+            exact = Cast <to = 1> (size)
+            times = Div(exact, four)
+            up = Ceil(times)
+            wanted = Mul(up, four)
+            more = Sub(wanted, exact)
+            rows = Cast <to = 7> (more)
+            last = Unsqueeze(rows, axis)
+            pads = Concat <axis = 0> (none, last)
+            y = Pad(x, pads)
+        }}
+    """
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    infer_shapes(model)
+    settle_shapes(model)
+    node = next(n for n in model.graph if n.op_type == "Pad")
+    pads, size = node.inputs[1], ("B", 8) if side == 7 else ("B", "T")
+    assert pads is not None and str(node.outputs[0].shape) == f"[{size[0]},{size[1]}]"
+    known = None if pads.const_value is None else pads.const_value.numpy().tolist()
+    assert known == ([0, 0, 0, 1] if side == 7 else None)
 
 
 def test_another_rank_than_declared(tmp_path: Path) -> None:

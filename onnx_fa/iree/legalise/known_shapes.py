@@ -11,26 +11,32 @@ from onnx_fa.graph.view import GraphView
 
 
 def settle_shapes(model: ir.Model) -> None:
-    """Where the rank of a Reshape's result is not known and its shape operand can be computed now, a constant takes its place. Then
-    every value of the main graph has the sizes that follow from the ops before it."""
+    """Where the rank of a Reshape's result is not known and its shape operand can be computed now, a constant takes its place, as
+    for a Pad's pads. Then every value of the main graph has the sizes that follow from the ops before it."""
     view = GraphView(model)
     changed = False
     for node in model.graph:
-        if op_of(node) != "Reshape" or node.outputs[0].shape is not None:
-            continue
-        shape = node.inputs[1]
-        array = view.const(shape)
-        if shape is None or array is None or shape.const_value is not None:
-            continue
-        known = ir.Value(name=f"{shape.name}_known", const_value=ir.tensor(array))
-        known.shape, known.type = ir.Shape(array.shape), ir.TensorType(ir.DataType.INT64)
-        if known.name not in model.graph.initializers:
-            model.graph.register_initializer(known)
-        node.replace_input_with(1, model.graph.initializers[str(known.name)])
-        changed = True
+        if op_of(node) == "Reshape" and node.outputs[0].shape is None:
+            changed |= _settle_operand(model, view, node)
+        elif op_of(node) == "Pad" and len(node.inputs) > 1:
+            _settle_operand(model, view, node)
     if changed:
         infer_shapes(model)
     _declare_sizes(model)
+
+
+def _settle_operand(model: ir.Model, view: GraphView, node: ir.Node) -> bool:
+    """Whether the second operand of a node was computed, and is a constant from now on."""
+    operand = node.inputs[1]
+    array = view.const(operand)
+    if operand is None or array is None or operand.const_value is not None or view.producer(operand, "Constant"):
+        return False
+    known = ir.Value(name=f"{operand.name}_known", const_value=ir.tensor(array))
+    known.shape, known.type = ir.Shape(array.shape), ir.TensorType(ir.DataType.INT64)
+    if known.name not in model.graph.initializers:
+        model.graph.register_initializer(known)
+    node.replace_input_with(1, model.graph.initializers[str(known.name)])
+    return True
 
 
 def _declare_sizes(model: ir.Model) -> None:

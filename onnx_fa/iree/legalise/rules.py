@@ -30,6 +30,7 @@ from onnx_fa.iree.legalise.arg_reduce import arg_reduce
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
 from onnx_fa.iree.legalise.causal_conv import causal_conv, gated_norm, gates
 from onnx_fa.iree.legalise.col2im import col2im
+from onnx_fa.iree.legalise.computed_reshapes import computed_reshape
 from onnx_fa.iree.legalise.conv_forms import conv
 from onnx_fa.iree.legalise.conv_transpose import conv_transpose
 from onnx_fa.iree.legalise.convolutions import CONV_SITE
@@ -64,6 +65,7 @@ from onnx_fa.iree.legalise.resize_planes import RESAMPLED_PLANES
 from onnx_fa.iree.legalise.roi_align import roi_align
 from onnx_fa.iree.legalise.rotary import contrib_rotary, rotary, streams_rotary
 from onnx_fa.iree.legalise.scatter import scatter
+from onnx_fa.iree.legalise.sequence_conv import sequence_conv
 from onnx_fa.iree.legalise.strided import strided_slice
 from onnx_fa.iree.legalise.suppression import non_max_suppression
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
@@ -179,7 +181,7 @@ def _reshape(g: GraphWriter, node: onnx.NodeProto) -> bool:
     if shape is None:
         return False
     if target is None:
-        return _computed_reshape(g, node, shape)
+        return computed_reshape(g, node, shape)
     want = [int(i) for i in target.ravel()]
     if 0 in want and 0 in shape and attr_of(node, "allowzero", 0) and -1 not in want:
         nothing = onnx.helper.make_tensor("value", g.kind(node.input[0]), [1], [0])
@@ -191,7 +193,7 @@ def _reshape(g: GraphWriter, node: onnx.NodeProto) -> bool:
     # IREE takes the first dim for as large as the target's, and all of them where the target is numbers alone.
     numbers = dynamic and tail and min(want) > 0
     if numbers or (dynamic[:1] == [0] and -1 in tail and want[0] > 0 and 0 not in tail):
-        g.add("Reshape", [_flat(g, node.input[0], hint), node.input[1]], hint, out=node.output[0])
+        g.add("Reshape", [g.reshape(node.input[0], [-1], hint), node.input[1]], hint, out=node.output[0])
         return True
     if len(dynamic) < 2 or not tail or want[0] != -1 or 0 in tail or shape[-len(tail) :] == tail:
         return False
@@ -205,35 +207,8 @@ def _reshape(g: GraphWriter, node: onnx.NodeProto) -> bool:
     return True
 
 
-def _flat(g: GraphWriter, x: str, hint: str) -> str:
-    return g.add("Reshape", [x, g.const(np.array([-1], np.int64), hint)], hint)
-
-
-def _computed_reshape(g: GraphWriter, node: onnx.NodeProto, shape: list[int | str | None]) -> bool:
-    """A Reshape whose target only a run knows. One free dim that stays where it is needs none of it: the number of elements leaves
-    it what it was, which the compiler does not see. To a shape of one free dim at most: flat in between. IREE takes free dims that
-    are merged for 1 (silently wrong), and refuses to split one into static ones. What keeps its free dims stays as it is."""
-    made = g.shape(node.output[0])
-    if made is None:
-        return False
-    hint = node.name or "Reshape"
-    free, left = ([i for i, d in enumerate(dims) if not isinstance(d, int)] for dims in (shape, made))
-    if len(free) == 1 and free == left:
-        have, want = ([d for d in dims if isinstance(d, int)] for dims in (shape, made))
-        if math.prod(have) == math.prod(want) > 0:
-            target = [d if isinstance(d, int) else 0 for d in made]
-            g.reshape(node.input[0], target, hint, out=node.output[0])
-            return True
-    if len(free) < 2 or len(left) > 1:
-        return False
-    flat = _flat(g, node.input[0], hint)
-    zeros = {"allowzero": 1} if attr_of(node, "allowzero", 0) else {}
-    g.add("Reshape", [flat, node.input[1]], hint, out=node.output[0], **zeros)
-    return True
-
-
 def _conv(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    return integer_convolutions.dequantized_conv(g, node) or conv(g, node)
+    return integer_convolutions.dequantized_conv(g, node) or sequence_conv(g, node) or conv(g, node)
 
 
 def _cast(g: GraphWriter, node: onnx.NodeProto) -> bool:
