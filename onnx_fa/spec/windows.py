@@ -23,14 +23,15 @@ from onnx_fa.spec.terms import Dim, FloatType, TensorArg
 class WindowSpec:
     """`images` are those of a batch (None: known at run time only), each in so many `groups`, of `channels` channels of `sizes`,
     pads included. Every group has N columns of its own. x is (images * groups, channels * sizes), as an image lies in memory,
-    channels first, or with `x_last` (images, sizes * channels), channels last, of one group without blocks. y is (images * groups,
-    N, places), or with `last`, channels last, (images * groups, places, N).
+    channels first. y is (images * groups, N, places), or with `last`, channels last, (images * groups, places, N). With `x_last`
+    an image has its channels last, x is (images, sizes * groups * channels), and y that is `last` has the columns of all groups
+    side by side, (images, places, groups * N).
 
     The weight comes in panels of columns, (groups * panels, K, panel), where K runs over channels and then taps, with `x_last`
     over taps and then channels; the last panel of a group has its last columns. With `bias` there is a third operand, (groups, N).
     A group may have several `blocks` of columns, each of which reads channels of its own alone, in order: K then runs over those of
     a block, and a panel has all columns. Raises ValueError for windows that fit nowhere, panels wider than the columns, blocks that
-    divide neither these nor the channels, and for groups or blocks of an image whose channels come last.
+    divide neither these nor the channels, and for groups of an image whose channels come last and of y whose channels do not.
 
     `then` is what becomes of a sum of y that is `last`, the score of the expression, with `tensors` of y's type, of the shape (N,)
     or y's own: an activation, a residual, a scale. They are the operands behind the bias. Raises ValueError for an expression of
@@ -71,9 +72,9 @@ class WindowSpec:
             raise ValueError(f"{self.blocks} blocks of {self.N} columns in panels of {self.panel}")
         if self.depthwise and not (self.x_last and self.last and self.channels == self.N):
             raise ValueError(f"a depthwise convolution with channels first, or of {self.channels} into {self.N}")
-        if self.x_last and (self.groups > 1 or self.blocks > 1):
-            raise ValueError(f"{self.groups} groups of {self.blocks} blocks of an image whose channels come last")
-        check_epilogue(self.then, self.tensors, [(self.N,), self.whole])
+        if self.x_last and self.groups > 1 and not self.last:
+            raise ValueError(f"{self.groups} groups of an image whose channels come last, as y's do not")
+        check_epilogue(self.then, self.tensors, [(self.columns,), self.whole])
         if self.then != SCORE and not self.last:
             raise ValueError(f"{self.then} of what has its channels first")
 
@@ -100,12 +101,22 @@ class WindowSpec:
     @property
     def parts(self) -> int | None:
         """Groups of images, each of which is multiplied for itself."""
-        return None if self.images is None else self.images * self.groups
+        return None if self.images is None else self.images * (1 if self.x_last else self.groups)
+
+    @property
+    def columns(self) -> int:
+        """Of each of the parts."""
+        return self.N * (self.groups if self.x_last else 1)
+
+    @property
+    def numbers(self) -> int:
+        """Of x, of each of the parts."""
+        return self.channels * math.prod(self.sizes) * (self.groups if self.x_last else 1)
 
     @property
     def steps(self) -> tuple[int, ...]:
         """How far apart neighbours along each axis of an image lie."""
-        least = self.channels if self.x_last else 1
+        least = self.channels * self.groups if self.x_last else 1
         return tuple(least * math.prod(self.sizes[i + 1 :]) for i in range(len(self.sizes)))
 
     @property
@@ -116,7 +127,7 @@ class WindowSpec:
     @property
     def y_shape(self) -> tuple[int, int]:
         """Of each of the parts."""
-        return (self.rows, self.N) if self.last else (self.N, self.rows)
+        return (self.rows, self.columns) if self.last else (self.N, self.rows)
 
     @property
     def whole(self) -> tuple[Dim, ...]:
@@ -126,7 +137,9 @@ class WindowSpec:
     @property
     def product(self) -> LinearSpec:
         """The product of what the windows see with the weight of a group."""
-        product = LinearSpec(("parts" if self.parts is None else self.parts, self.rows), self.K, self.N, self.dtype)
+        product = LinearSpec(
+            ("parts" if self.parts is None else self.parts, self.rows), self.K, self.columns, self.dtype
+        )
         return followed(biased(product) if self.bias else product, self.then, self.tensors)
 
     @property
@@ -141,7 +154,7 @@ def slide(
     """The meaning of a spec in float64; `more` are the operands behind the weight."""
     images = np.asarray(x, np.float64)
     if spec.x_last:
-        images = np.moveaxis(images.reshape(-1, *spec.sizes, spec.channels), -1, 1)
+        images = np.moveaxis(images.reshape(-1, *spec.sizes, spec.groups, spec.channels), (-2, -1), (1, 2))
     images = images.reshape(-1, spec.groups, spec.channels, *spec.sizes)
     every: Any = (slice(None),) * 3
     seen = np.empty((*images.shape[:3], *spec.kernel, *spec.places))
@@ -163,5 +176,7 @@ def slide(
         made = np.einsum("igbkp,gkbn->igpbn", rows, by_block).reshape(-1, spec.groups, spec.rows, spec.N)
     if spec.bias:
         made = made + np.asarray(more[0], np.float64)[:, None]
+    if spec.x_last and spec.last:
+        made = made.swapaxes(1, 2)
     y = (made if spec.last else made.swapaxes(2, 3)).reshape(-1, *spec.y_shape)
     return np.asarray(evaluate(spec.then, y, more[spec.bias :]), np.float64)

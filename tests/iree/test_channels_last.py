@@ -85,7 +85,9 @@ def test_no_transpose_is_left_between_products() -> None:
 
 def test_what_is_side_by_side_already_is_copied_as_one() -> None:
     made = turned(NETS["dense_block"]())
-    assert [len(node.input) for node in made.graph.node if op_of(node) == "Concat" and node.name.startswith("n")] == [2] * 3
+    assert [len(node.input) for node in made.graph.node if op_of(node) == "Concat" and node.name.startswith("n")] == [
+        2
+    ] * 3
 
 
 def test_tokens_are_rows_already() -> None:

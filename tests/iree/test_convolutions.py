@@ -478,7 +478,9 @@ def test_the_batch_of_channels_last_keeps_its_name() -> None:
     infer_types(grouped, {})
     g = GraphWriter(grouped, target=WIDE)
     shape = conv_shape(g, grouped.graph.node[0])
-    assert shape is not None and spec_of_shape(g, shape, "f32", bias=True, last=True, x_last=True) is None
+    assert shape is not None and spec_of_shape(g, shape, "f32", bias=True, last=False, x_last=True) is None
+    spec = spec_of_shape(g, shape, "f32", bias=True, last=True, x_last=True)
+    assert spec is not None and g.shape(write_site(g, spec, "x", "w", "b", "site")) == ["N", 7, 64]
 
 
 def test_a_weight_of_the_run_stays() -> None:
@@ -505,8 +507,8 @@ def test_names(tmp_path: Path) -> None:
         WindowSpec(1, 1, 3, 16, (9,), (3,), (1,), (1,), 16, blocks=2)
     with pytest.raises(ValueError, match="channels come last"):
         WindowSpec(1, 2, 3, 32, (9,), (3,), (1,), (1,), 32, x_last=True)
-    with pytest.raises(ValueError, match="channels come last"):
-        WindowSpec(1, 1, 4, 16, (9,), (3,), (1,), (1,), 16, blocks=2, x_last=True)
+    with pytest.raises(ValueError, match="depthwise"):
+        WindowSpec(1, 1, 4, 16, (9,), (3,), (1,), (1,), 16, x_last=True, depthwise=True)
     with pytest.raises(ValueError, match="below one"):
         WindowSpec(1, 1, 3, 16, (9,), (3,), (0,), (1,), 16)
 

@@ -175,4 +175,16 @@ def read_elsewhere() -> onnx.ModelProto:
     return n.model(y, chosen, b)
 
 
-NETS = {f.__name__: f for f in (bottleneck, inverted_residual, dense_block, stages, with_tokens, read_elsewhere)}
+def grouped() -> onnx.ModelProto:
+    """ResNeXt's and RegNet's: groups of as many columns as vectors have lanes, and some that share a vector."""
+    n = Net(16, 11, 13)
+    a = n.add("Relu", n.conv("x", 16, 48))
+    a = n.add("Relu", n.conv(a, 48, 48, 3, group=2, strides=[2, 2]))
+    b = n.silu(n.conv(n.conv(a, 48, 32), 32, 32, 3, group=8))
+    c = n.add("Relu", n.add("Add", n.conv(b, 32, 32, 1, group=2, bias=False), b))
+    return n.model(n.conv(n.conv(c, 32, 40, 3, group=2), 40, 16))
+
+
+NETS = {
+    f.__name__: f for f in (bottleneck, inverted_residual, dense_block, stages, grouped, with_tokens, read_elsewhere)
+}

@@ -23,7 +23,8 @@ def _conv(draw: st.DrawFn, n: Net, x: Known, _: list[Known]) -> list[Known]:
     left = high + pads[0] + pads[2] - kernel, wide + pads[1] + pads[3] - kernel
     if min(left) < 0:
         return []
-    y = n.conv(name, c, to, kernel, pads=pads, strides=[step] * 2, bias=draw(st.booleans()))
+    group = draw(st.sampled_from([g for g in (1, 1, 2, 3, 4) if c % g == to % g == 0]))
+    y = n.conv(name, c, to, kernel, group=group, pads=pads, strides=[step] * 2, bias=draw(st.booleans()))
     return [(y, to, left[0] // step + 1, left[1] // step + 1)]
 
 

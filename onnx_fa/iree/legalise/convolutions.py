@@ -66,15 +66,16 @@ def convolution(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
 def write_site(g: GraphWriter, spec: WindowSpec, x: str, weight: str, bias: str, hint: str) -> str:
     """Writes a ConvSite, whose result are its sums: of x, an f32 of any rank with its pads, whose first dim is the batch, of a
-    Conv's weight (M, C, *kernel), and with a bias of (M,). Returns y, of the shape (parts, *y_shape); with one group its first dim
-    has the name of x's, if the type of x is known, else one of its own."""
+    Conv's weight (M, C, *kernel), and with a bias of (M,). Returns y, of the shape (parts, *y_shape); with one group, or channels
+    last, its first dim has the name of x's, if the type of x is known, else one of its own."""
     y = g.fresh(hint)
     batch: Dim = f"{y}_parts" if spec.parts is None else spec.parts
-    if spec.parts is None and spec.groups == 1 and (dims := g.shape(x)) and isinstance(dims[0], str):
+    of_images = spec.groups == 1 or spec.x_last
+    if spec.parts is None and of_images and (dims := g.shape(x)) and isinstance(dims[0], str):
         batch = dims[0]
-    each = spec.channels * math.prod(spec.sizes)
-    own = 0 if spec.groups == 1 else -1  # the dim of x itself, or what comes of it
-    inputs = [g.reshape(x, [own if spec.parts is None else spec.parts, each], hint), _panels(g, weight, spec, hint)]
+    own = 0 if of_images else -1  # the dim of x itself, or what comes of it
+    flat = g.reshape(x, [own if spec.parts is None else spec.parts, spec.numbers], hint)
+    inputs = [flat, _panels(g, weight, spec, hint)]
     if spec.bias:
         inputs.append(g.reshape(bias, [spec.groups, spec.N], hint))
     made = helper.make_node("ConvSite", inputs, [y], g.fresh(f"{hint}/ConvSite"), domain=DOMAIN)
@@ -90,8 +91,8 @@ def window_of(types: Sequence[tuple[Sequence[Dim], str]], attributes: Mapping[st
     sizes, kernel, strides, dilations = (
         tuple(int(n) for n in attributes[name]) for name in ("sizes", "kernel", "strides", "dilations")
     )
-    images = x[0] // groups if isinstance(x[0], int) else None
     bias, last, x_last, depthwise = (bool(attributes[name]) for name in ("bias", "last", "x_last", "depthwise"))
+    images = x[0] // (1 if x_last else groups) if isinstance(x[0], int) else None
     blocks = int(attributes["blocks"])
     spec = WindowSpec(
         images,
@@ -112,7 +113,7 @@ def window_of(types: Sequence[tuple[Sequence[Dim], str]], attributes: Mapping[st
     )
     if "then" not in attributes:
         return spec
-    tensors = tuple(TensorArg(spec.whole if len(t) > 1 else (N,), spec.dtype) for t, _ in more[bias:])
+    tensors = tuple(TensorArg(spec.whole if len(t) > 1 else (spec.columns,), spec.dtype) for t, _ in more[bias:])
     return replace(spec, then=from_json(json.loads(attributes["then"])), tensors=tensors)
 
 
@@ -157,5 +158,5 @@ def _panels(g: GraphWriter, weight: str, spec: WindowSpec, hint: str) -> str:
     if not spec.x_last or spec.depthwise or taps == 1:
         panels = g.reshape(rows, [count, spec.panel, spec.K], hint)
         return g.add("Transpose", [panels], hint, perm=[0, 2, 1])
-    panels = g.reshape(rows, [count, spec.panel, spec.channels, taps], hint)
+    panels = g.reshape(rows, [count, spec.panel, spec.channels // spec.blocks, taps], hint)
     return g.reshape(g.add("Transpose", [panels], hint, perm=[0, 3, 2, 1]), [count, spec.K, spec.panel], hint)

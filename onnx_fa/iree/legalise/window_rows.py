@@ -45,19 +45,19 @@ def convolution(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsFor
         turned = images[x].numbers + images[y].numbers if max(shape.strides) > 1 or taps >= _MANY_TAPS else 0
         write = partial(_write_depthwise, shape) if spec is None else partial(_write_site, shape, spec)
         return RowsForm((x,), (y,), write, turned)
-    if shape.groups > 1 or g.array(node.input[1]) is None:
+    if g.array(node.input[1]) is None:
         return None
     turned = images[x].numbers + images[y].numbers if _is_product(shape) else 0
     spec = spec_of_shape(g, shape, "f32", bias, last=True, x_last=True)
     # Linear sites leave small weights to IREE, which multiplies by them again for every place that reads such a gate.
     if _is_product(shape) and (spec is None or min(shape.own, shape.columns) >= LEAST):
         return RowsForm((x,), (y,), _write_product, turned)
-    takes_both = not _is_product(shape)
+    takes_both = not _is_product(shape) and shape.groups == 1
     return None if spec is None else RowsForm((x,), (y,), partial(_write_site, shape, spec), turned, takes_both)
 
 
 def _is_product(shape: ConvShape) -> bool:
-    return math.prod(shape.kernel) == 1 and max(shape.strides) == 1 and not any(shape.pads)
+    return shape.groups == math.prod(shape.kernel) == 1 and max(shape.strides) == 1 and not any(shape.pads)
 
 
 def _write_product(w: RowsWriter, node: onnx.NodeProto) -> None:
@@ -79,7 +79,7 @@ def _matrix(g: GraphWriter, weight: str) -> np.ndarray:
 
 def _write_site(shape: ConvShape, spec: WindowSpec, w: RowsWriter, node: onnx.NodeProto) -> None:
     g, hint, (x, weight, *rest) = w.g, node.name or node.op_type, node.input
-    last = spec.depthwise or _is_product(shape) or x in w.rows
+    last = spec.depthwise or spec.groups > 1 or _is_product(shape) or x in w.rows
     image = pad_image(g, w.read_plane(x, hint) if last else x, shape, hint, last=last)
     if any(shape.pads):
         channels = [w.images[x].channels]

@@ -7,7 +7,6 @@ Places lie along rows, as those of a linear site (linear_body.py); an element of
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass
 
 from onnx_fa.kernels.cpu.epilogues import EpilogueVectors, tensor_operands
@@ -33,9 +32,8 @@ class WindowTiles:
 
 def operands_of(spec: WindowSpec) -> list[Operand]:
     """x, the weight, the bias, and the tensors of what becomes of the sums."""
-    size = spec.channels * math.prod(spec.sizes)
     panels = (spec.groups * spec.panels, spec.K, spec.panel)
-    found = [Operand("%x", (_parts(spec), size), "f32"), Operand("%w", panels, spec.dtype)]
+    found = [Operand("%x", (_parts(spec), spec.numbers), "f32"), Operand("%w", panels, spec.dtype)]
     found += [Operand("%b", (spec.groups, spec.N), spec.dtype)] * spec.bias
     return [*found, *tensor_operands(spec.tensors, (_parts(spec), *spec.y_shape))]
 
@@ -104,13 +102,13 @@ class WindowBody:
         self.spec, self.tiles, self.t = spec, tiles, Lanes(tiles.lanes)
         self.operands, self.y, self.walk = operands_of(spec), y_of(spec), walk_of(spec)
         self.vectors = spec.panel // tiles.lanes
-        self.then = EpilogueVectors(self.t, spec.then, spec.tensors, spec.N)
+        self.then = EpilogueVectors(self.t, spec.then, spec.tensors, spec.columns)
         self.down = -(-spec.rows // (tiles.rows * tiles.down))
         self.across = -(-spec.panels // tiles.across)
 
     def executable(self, symbol: str) -> list[str]:
         """The executable, a function of that name."""
-        each = self.down * self.across
+        each = self.down * self.across * (self.spec.groups if self.spec.x_last else 1)
         if self.spec.parts is not None:
             count = [f"%x = arith.constant {each * self.spec.parts} : index"]
         else:
@@ -130,6 +128,8 @@ class WindowBody:
         first_panel = t.arith("muli", t.arith("divui", place, t.index(self.down)), t.index(tiles.across))
         last_panel = t.arith("minsi", t.shifted(first_panel, tiles.across), t.index(spec.panels))
         group = t.arith("remui", image, t.index(spec.groups))
+        if spec.x_last:
+            image = t.arith("divui", image, t.index(spec.groups))
         own = t.arith("muli", group, t.index(spec.panels))
 
         def over_panels(panel: str, carried: list[str]) -> list[str]:
@@ -157,10 +157,16 @@ class WindowBody:
         columns = [t.shifted(column, t.width * j) for j in range(n)]
         if self.spec.depthwise:
             starts = [t.arith("addi", start, column) for start in starts]
+        if self.spec.x_last and self.spec.groups > 1:
+            own_channels = t.arith("muli", group, t.index(self.spec.channels))
+            starts = [t.arith("addi", start, own_channels) for start in starts]
         first = [t.splat(0.0)] * n
         if self.spec.bias:
             first = [self._read(*self.loaded["%b"], group, at) for at in columns]
         sums = self._sums(image, matrix, starts, t.index(0), t.index(0), 0, [(v, t.vec) for v in first] * tall)
+        if self.spec.x_last and self.spec.groups > 1:
+            before = t.arith("muli", group, t.index(self.spec.N))
+            columns = [t.arith("addi", before, at) for at in columns]
         for j, at in enumerate(columns):
             own = sums[j::n]
             if not self.spec.last:
