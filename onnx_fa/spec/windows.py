@@ -162,8 +162,9 @@ def slide(
         axes = zip(tap, spec.strides, spec.dilations, spec.places, strict=True)
         part: tuple[slice, ...] = tuple(slice(t * d, t * d + (n - 1) * s + 1, s) for t, s, d, n in axes)
         seen[(*every, *tap)] = images[(*every, *part)]
+    seen = seen.reshape(*seen.shape[:2], spec.blocks, spec.channels // spec.blocks, *seen.shape[3:])
     if spec.x_last:
-        seen = np.moveaxis(seen, 2, 2 + len(spec.kernel))
+        seen = np.moveaxis(seen, 3, 3 + len(spec.kernel))
     panels = np.asarray(w, np.float64).reshape(spec.groups, spec.panels, spec.K, spec.panel)
     first = panels[:, :-1].transpose(0, 2, 1, 3).reshape(spec.groups, spec.K, -1)
     weight = np.concatenate([first, panels[:, -1, :, spec.panel - (spec.N - first.shape[2]) :]], axis=2)
