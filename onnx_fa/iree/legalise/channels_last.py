@@ -44,7 +44,7 @@ def put_channels_last(
         return
     w = RowsWriter(g, images)
     for place, node in enumerate(model.graph.node):
-        for name in _read(node).difference(forms[place].images if place in chosen else ()):
+        for name in sorted(_read(node).difference(forms[place].images if place in chosen else ())):
             w.need(name)
         if place in chosen:
             forms[place].write(w, node)

@@ -158,7 +158,7 @@ def _write_pool(shape: ConvShape, mean: bool, w: RowsWriter, node: onnx.NodeProt
 
 
 def reduce_places(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
-    """The mean, sum or maximum over all places."""
+    """The mean or the maximum over all places."""
     x, y = node.input[0], node.output[0]
     if x not in images or len(g.shape(x) or ()) != 4:
         return None
