@@ -29,7 +29,7 @@ from onnx_fa.graph.dims import (
     subtract_dims,
 )
 from onnx_fa.graph.ops import attr_int, op_of
-from onnx_fa.graph.shape_floats import Element, are_numbers, cast_number, compute
+from onnx_fa.graph.shape_floats import Element, are_numbers, cast_number, compute, is_computed
 from onnx_fa.spec.terms import Dim
 
 Data = npt.NDArray[Any]
@@ -288,7 +288,7 @@ def _elementwise(inputs: Inputs) -> Data | None:
 def _apply(inputs: Inputs, rule: Callable[..., Dim | None], row: tuple[Element, ...], whole: bool) -> Element:
     """`rule` of dims, or what the operator computes of floats. `whole`: the node reads or makes integers."""
     kind, dtype = op_of(inputs.node), inputs.node.outputs[0].dtype
-    if not whole and dtype is not None and are_numbers(row):
+    if not whole and is_computed(kind, dtype) and are_numbers(row):
         return compute(kind, row, dtype)
     return None if any(isinstance(x, float) for x in row) else rule(*row)
 

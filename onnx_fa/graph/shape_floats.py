@@ -30,10 +30,15 @@ _OPS: dict[str, Callable[..., Any]] = {
 }
 
 
+def is_computed(kind: str, dtype: ir.DataType | None) -> bool:
+    """Whether `compute` knows the operator, and the type that it makes."""
+    return dtype in _KINDS and kind in _OPS
+
+
 def compute(kind: str, row: tuple[Element, ...], dtype: ir.DataType | None) -> Element:
-    """What an operator makes of numbers in floats of this type, rounded as a run rounds it; None where it is not followed, or no
+    """What an operator that is computed makes of numbers in floats of this type, rounded as a run rounds it; None where that is no
     number."""
-    if dtype not in _KINDS or kind not in _OPS:
+    if dtype is None:
         return None
     as_type = _KINDS[dtype]
     with np.errstate(all="ignore"):
