@@ -19,7 +19,7 @@ from onnx_fa.iree.legalise.conv_shapes import SLICE_OPSET
 from onnx_fa.iree.legalise.image_rows import Image, RowsForm, RowsWriter
 from onnx_fa.iree.legalise.row_forms import FORMS
 from onnx_fa.iree.legalise.window_rows import WINDOW_FORMS
-from onnx_fa.iree.legalise.writer import GraphWriter, bodies_of, declare_own_nodes
+from onnx_fa.iree.legalise.writer import GraphWriter, declare_own_nodes, read_by
 from onnx_fa.kernels.cpu.window import panel_of
 from onnx_fa.spec.target import Target
 
@@ -44,7 +44,7 @@ def put_channels_last(
         return
     w = RowsWriter(g, images)
     for place, node in enumerate(model.graph.node):
-        for name in sorted(_read(node).difference(forms[place].images if place in chosen else ())):
+        for name in sorted(read_by(node).difference(forms[place].images if place in chosen else ())):
             w.need(name)
         if place in chosen:
             forms[place].write(w, node)
@@ -123,10 +123,3 @@ def _saved(g: GraphWriter, images: Mapping[str, Image], forms: Mapping[int, Rows
 def _numbers_readers(g: GraphWriter, name: str) -> list[int]:
     """The places of nodes that read more than a value's shape."""
     return [place for place in g.readers(name) if op_of(g.graph.node[place]) != "Shape"]
-
-
-def _read(node: onnx.NodeProto) -> set[str]:
-    """What a node reads, also in its bodies."""
-    inner = [n for body in bodies_of(node) for n in body.node]
-    given = {o.name for body in bodies_of(node) for o in body.output}
-    return set(node.input).union(given, *map(_read, inner))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 import onnx
@@ -80,27 +79,20 @@ def batch_norm(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm
     """A BatchNormalization of a network that is not trained: a factor and a number for each channel."""
     x, y = node.input[0], node.output[0]
     plain = len([o for o in node.output if o]) == 1 and not attr_of(node, "training_mode", 0)
-    if not plain or x not in images or y not in images or any(_numbers(g, name) is None for name in node.input[1:5]):
+    if not plain or x not in images or y not in images or any(g.array(name) is None for name in node.input[1:5]):
         return None
     return RowsForm((x,), (y,), _write_batch_norm)
 
 
 def _write_batch_norm(w: RowsWriter, node: onnx.NodeProto) -> None:
     g, hint = w.g, node.name or node.op_type
-    scale, shift, mean, variance = (np.asarray(_numbers(g, name), np.float64) for name in node.input[1:5])
+    scale, shift, mean, variance = (np.asarray(g.array(name), np.float64) for name in node.input[1:5])
     factor = scale / np.sqrt(variance + attr_of(node, "epsilon", 1e-5))
     image = w.images[node.output[0]]
     x = w.read(node.input[0], hint)
     scaled = w.step("Mul", [x, g.const(factor.astype(np.float32), hint)], image.rows, hint)
     number = g.const((shift - mean * factor).astype(np.float32), hint)
     w.give(node.output[0], w.step("Add", [scaled, number], image.rows, hint))
-
-
-def _numbers(g: GraphWriter, name: str) -> np.ndarray[Any, Any] | None:
-    """The elements of a constant, also of one that only has another name: exporters share equal weights so."""
-    while (node := g.maker(name)) is not None and op_of(node) == "Identity":
-        name = node.input[0]
-    return g.array(name)
 
 
 def concat(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:

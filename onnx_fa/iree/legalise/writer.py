@@ -118,7 +118,7 @@ class GraphWriter:
     def _readers(self) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
         for place, node in enumerate(self.graph.node):
-            for name in _read(node):
+            for name in read_by(node):
                 found.setdefault(name, []).append(place)
         return found
 
@@ -302,11 +302,11 @@ def values_of_constants(graph: onnx.GraphProto) -> frozenset[str]:
     return frozenset(found)
 
 
-def _read(node: onnx.NodeProto) -> set[str]:
+def read_by(node: onnx.NodeProto) -> set[str]:
     """The values that a node reads, also in its graphs."""
     inner = bodies_of(node)
     return set(node.input).union(
-        *(_read(n) for graph in inner for n in graph.node), *({o.name for o in g.output} for g in inner)
+        *(read_by(n) for graph in inner for n in graph.node), *({o.name for o in g.output} for g in inner)
     )
 
 
