@@ -94,7 +94,9 @@ def refuse_mixed_heads(view: GraphView, found: Anchor, value: ir.Value, users: S
                 continue
             if any(_mixes(view, i, heads) for i in product.inputs):
                 raise NoMatch("the probabilities of different heads are mixed (talking heads)", product)
-        if op_of(user) == "Conv":
+        weight = view.shape(user.inputs[1]) if op_of(user) == "Conv" else None
+        # Where fewer channels come out, the convolution sums over them, as over the bins of a distance in detectors.
+        if weight is not None and (heads is None or weight[0] == heads):
             raise NoMatch("the probabilities of different heads or keys are mixed by a convolution", user)
     return None
 

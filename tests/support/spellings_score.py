@@ -1043,6 +1043,21 @@ def _() -> onnx.ModelProto:
     return g.done(g.times_v(g.softmax(s)))
 
 
+@refuse("a convolution over heads behind the softmax", "mixed by a convolution")
+def _() -> onnx.ModelProto:
+    g = Site()
+    weight = (np.eye(H) + 0.1).reshape(H, H, 1, 1)
+    return g.done(g.times_v(g.op("Conv", g.softmax(g.score()), g.const(weight))))
+
+
+@refuse("the mean distance of bins, as detectors have it", "feeds Conv, not a matmul with V")
+def _() -> onnx.ModelProto:
+    g = Graph(18)
+    p = g.op("Softmax", g.op("MatMul", g.input("q", [1, 6, 4, 8]), g.const(np.ones((8, 5)))), axis=1)
+    g.nodes.append(h.make_node("Conv", [p, g.const(np.arange(6.0).reshape(1, 6, 1, 1))], ["o"]))
+    return g.model({"o": ([1, 1, 4, 5], T.FLOAT)})
+
+
 @refuse("router of experts", "TopK")
 def _() -> onnx.ModelProto:
     g = Graph(18)
