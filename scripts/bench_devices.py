@@ -25,7 +25,7 @@ from typing import Any
 
 H, HQ_DECODE, D = 8, 32, 128
 LENGTHS = {"64k": 1 << 16, "256k": 1 << 18, "1M": 1 << 20}
-SAMPLES = {"64k": 9, "256k": 5, "1M": 2, "decode": 30, "in a row": 10}
+SAMPLES = {"64k": 9, "256k": 9, "1M": 5, "decode": 30, "in a row": 10}
 CALLS = 30
 """Of a sample of calls in a row."""
 CHECKED_ROWS = 8
@@ -52,14 +52,14 @@ def build(folder: Path, ranks: int, only: list[str]) -> None:
         print(name, kernel.body, kernel.config, kernel.tuning)
 
 
-def run(folder: Path, output: Path, ranks: int, only: list[str], shared: bool) -> int:
+def run(folder: Path, output: Path, ranks: int, only: list[str], again: list[str]) -> int:
     """Starts a process for each GPU."""
     started = []
     for rank in range(ranks):
         env = {**os.environ, "CUDA_VISIBLE_DEVICES": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
         command = [sys.executable, __file__, "process", str(folder), "-o", str(output), "--ranks", str(ranks)]
         command += ["--only", *only] if only else []
-        command += ["--shared"] if shared else []
+        command += ["--again", *again] if again else []
         started.append(subprocess.Popen([*command, "--rank", str(rank)], env=env))
     return max(abs(p.wait()) for p in started)
 
@@ -74,19 +74,30 @@ class Bench:
         self.torch, self.dist, self.folder, self.rank, self.ranks = torch, dist, folder, rank, ranks
         self.device = torch.device("cuda", 0)
         torch.cuda.set_device(self.device)
-        dist.init_process_group("nccl", rank=rank, world_size=ranks, device_id=self.device)
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        meet: dict[str, Any] = {"rank": rank, "world_size": ranks, "device_id": self.device, "pg_options": options}
+        dist.init_process_group("nccl", **meet)
         dist.all_reduce(torch.ones(1, device=self.device))
         self.rows: list[list[Any]] = []
-        self.shared = False
+        self.launch, self.words = True, ""
+
+    def use_runtime(self) -> None:
+        """From now on IREE's runtime runs the modules."""
+        self.launch, self.words = False, ", IREE's runtime"
 
     def share(self) -> None:
-        """From now on the thread that calls shares a processor with the one of IREE's that starts work."""
+        """From now on that, and the thread that calls shares a processor with the one of IREE's that starts work."""
         from onnx_fa.distributed.module import share_processor
 
         own = sorted(os.sched_getaffinity(0))
         first = len(own) // self.ranks * self.rank
         share_processor(self.device, own[first + 2], own[first + 3])
-        self.shared = True
+        self.launch, self.words = False, ", IREE's runtime, a processor shared"
+
+    def module(self, name: str) -> Any:
+        from onnx_fa.distributed.module import TorchModule
+
+        return TorchModule(self.folder / f"{name}.vmfb", self.device, launch=self.launch)
 
     def chunk(self, name: str, n: int, size: int, heads: int = H) -> Any:
         """The n-th chunk (1, size, heads, D) of an operand, the same in every process."""
@@ -105,7 +116,7 @@ class Bench:
         from onnx_fa.distributed.module import release_memory
 
         out, times = None, []
-        what += ", a processor shared" if self.shared else ""
+        what += self.words if what.startswith("onnx_fa") else ""
         torch.cuda.empty_cache()
         release_memory(self.device)
         for i in range(samples + 1):
@@ -162,6 +173,10 @@ class Bench:
             raise SystemExit(f"{case} {what}: wrong results, error {error}")
         torch.cuda.empty_cache()
 
+    def measure(self, cases: list[str]) -> None:
+        for name in cases:
+            (self.decode if name.startswith("decode-") else self.prefill)(name.removeprefix("decode-"))
+
     def link(self) -> None:
         """What a ring of all processes moves, in GB/s per direction."""
         torch, dist = self.torch, self.dist
@@ -182,12 +197,11 @@ class Bench:
         self.time("all-gather of a decoding step", "link", 30, lambda: dist.all_gather_into_tensor(parts, small))
 
     def prefill(self, name: str) -> None:
-        from onnx_fa.distributed.module import TorchModule
         from onnx_fa.distributed.ring import RingPrefill
         from onnx_fa.distributed.zigzag import chunks_of, share
 
         torch, S, samples = self.torch, LENGTHS[name], SAMPLES[name]
-        sites = {k: TorchModule(self.folder / f"{name}-{k}.vmfb", self.device) for k in ("causal", "early", "late")}
+        sites = {k: self.module(f"{name}-{k}") for k in ("causal", "early", "late")}
         ring = RingPrefill(sites)  # type: ignore[arg-type]
         q, k, v = self.operands(S, list(chunks_of(self.rank, self.ranks)))
         out = self.time("onnx_fa, ring of K and V", name, samples, partial(ring, q, k, v))
@@ -200,15 +214,17 @@ class Bench:
             self.time("onnx_fa, another's keys alone", name, 5, partial(sites["late" if later else "early"], *rest))
             del rest
         del q, k, v, out, sites, ring
-        self.context_parallel(name, S, samples)
+        if self.launch:
+            self.context_parallel(name, S, samples)
         self.dist.barrier()
-        one = TorchModule(self.folder / f"{name}-one.vmfb", self.device)
+        one = self.module(f"{name}-one")
         operands = self.operands(S, list(range(2 * self.ranks))) if self.rank == 0 else []
         out = self.time("onnx_fa, one device", name, samples, partial(one, *operands), alone=True)
         if self.rank == 0:
             self.check("onnx_fa, one device", name, out[0], torch.arange(S), operands[0], S)
         del out
-        self.sdpa(name, samples, operands)
+        if self.launch:
+            self.sdpa(name, samples, operands)
 
     def backends(self, name: str) -> list[Any]:
         """PyTorch's kernels; of the longest sequence the faster ones alone."""
@@ -254,11 +270,10 @@ class Bench:
 
     def decode(self, name: str) -> None:
         from onnx_fa.distributed.decode import SplitDecode
-        from onnx_fa.distributed.module import TorchModule
 
         torch, S, case = self.torch, LENGTHS[name], f"decode-{name}"
         (one,) = (self.chunk("q", 99, 1, HQ_DECODE),)
-        part = TorchModule(self.folder / f"decode-{name}.vmfb", self.device)
+        part = self.module(f"decode-{name}")
         step = SplitDecode(part)
         k, v = self.operands(S, [2 * self.rank, 2 * self.rank + 1], "kv")
         out = self.time("onnx_fa, cache in parts", case, SAMPLES["decode"], partial(step, one, k, v))
@@ -269,7 +284,7 @@ class Bench:
         self.bound("onnx_fa, a part alone", case, part.bind((one, k, v), results))
         del k, v, results
         k, v = self.operands(S, list(range(2 * self.ranks)), "kv")
-        whole = TorchModule(self.folder / f"decode-{name}-one.vmfb", self.device)
+        whole = self.module(f"decode-{name}-one")
         single = self.time("onnx_fa, one device", case, SAMPLES["decode"], partial(whole, one, k, v), alone=True)
         made = [self.torch.empty_like(one)]
         self.bound("onnx_fa, one device", case, whole.bind((one, k, v), made), alone=True)
@@ -289,6 +304,8 @@ class Bench:
         attention = torch.nn.functional.scaled_dot_product_attention
         what = "torch SDPA, one device"
         call = partial(attention, q, k, v, enable_gqa=True)
+        if not self.launch:
+            return
         self.attempt(what, case, 10, call, alone=True)
         self.attempt(f"{what}, in a row", case, SAMPLES["in a row"], call, alone=True, calls=CALLS)
 
@@ -313,17 +330,15 @@ class Bench:
         return self.time(f"{what}, bound, in a row", case, SAMPLES["in a row"], call, alone=alone, calls=CALLS)
 
 
-def process(folder: Path, output: Path, rank: int, ranks: int, only: list[str], shared: bool) -> None:
+def process(folder: Path, output: Path, rank: int, ranks: int, only: list[str], again: list[str]) -> None:
     bench = Bench(folder, rank, ranks)
     card = bench.torch.cuda.get_device_name(0)
     try:
         bench.link()
-        for name in only or [f"decode-{n}" for n in LENGTHS] + list(LENGTHS):
-            (bench.decode if name.startswith("decode-") else bench.prefill)(name.removeprefix("decode-"))
-        if shared:
-            bench.share()
-            for name in LENGTHS:
-                bench.decode(name)
+        bench.measure(names := only or [f"decode-{n}" for n in LENGTHS] + list(LENGTHS))
+        for way in again:
+            (bench.share if way == "shared" else bench.use_runtime)()
+            bench.measure([n for n in names if n.startswith("decode-") or way == "runtime"])
     finally:
         if rank == 0:
             with output.open("w", newline="") as file:
@@ -341,14 +356,20 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rank", type=int, default=0, help="of `process`, which `run` starts")
     parser.add_argument("--only", nargs="*", default=[], help="these cases: 64k, decode-1M, ...")
-    parser.add_argument("--shared", action="store_true", help="decoding again, with a processor for two threads")
+    parser.add_argument(
+        "--again",
+        nargs="*",
+        default=[],
+        choices=("runtime", "shared"),
+        help="all again, run by IREE's runtime; decoding again, by it, with a processor for two threads",
+    )
     args = parser.parse_args()
     if args.action == "build":
         build(args.folder, args.ranks, args.only)
     elif args.action == "process":
-        process(args.folder, args.output, args.rank, args.ranks, args.only, args.shared)
+        process(args.folder, args.output, args.rank, args.ranks, args.only, args.again)
     else:
-        return run(args.folder, args.output, args.ranks, args.only, args.shared)
+        return run(args.folder, args.output, args.ranks, args.only, args.again)
     return 0
 
 

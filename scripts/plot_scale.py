@@ -1,6 +1,6 @@
-"""How attention over more devices scales, from what was measured on two: the formula of docs/guide/scale.md, as a table and a plot.
+"""How attention over more devices scales, from what a few took: the formula of docs/guide/scale.md, as a table and a plot.
 
-python scripts/plot_scale.py [--csv benchmarks/devices-h100.csv] [--png benchmarks/scale.png]
+python scripts/plot_scale.py [--csv benchmarks/devices-h200.csv] [--png benchmarks/scale.png]
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import csv
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -17,16 +18,21 @@ H, HKV, D, BYTES = 8, 8, 128, 2
 """Heads of queries, of keys and values, their size, and bytes of a number: those that were measured."""
 LENGTHS = {"64k": 1 << 16, "256k": 1 << 18, "1M": 1 << 20, "16M": 1 << 24}
 DEVICES = (1, 2, 4, 8, 16, 32, 64)
-_PREFILL = {1: "onnx_fa, one device", 2: "onnx_fa, ring of K and V"}
-_DECODE = {1: "onnx_fa, one device, bound, in a row", 2: "onnx_fa, cache in parts, bound, in a row"}
-"""What was measured on so many devices."""
+ROWS = (1, 8, 64)
+"""Numbers of devices in the table, besides what was measured."""
+_PREFILL = "onnx_fa, one device", "onnx_fa, ring of K and V"
+_DECODE = "onnx_fa, one device, bound, in a row", "onnx_fa, cache in parts, bound, in a row"
+"""What was measured on one device and on several."""
 
 
 @dataclass(frozen=True)
 class Rates:
     """What one device does: `flops` a second of a causal ring as a whole, `link` and `cache` bytes a second, and the seconds that a
-    decoding step takes besides: its `call`, and exchange and `merge` where there are several devices."""
+    decoding step takes besides: its `call`, and exchange and `merge` where there are several devices. `devices` of the `card` were
+    measured."""
 
+    card: str
+    devices: int
     flops: float
     link: float
     cache: float
@@ -34,12 +40,16 @@ class Rates:
     merge: float
 
 
-def read_medians(path: Path) -> dict[tuple[str, str], float]:
+def read_rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def medians_of(rows: list[dict[str, str]]) -> dict[tuple[str, str], float]:
     """Median seconds by case and by what was run."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            found[row["case"], row["what"]].append(float(row["ms"]) / 1e3)
+    for row in rows:
+        found[row["case"], row["what"]].append(float(row["ms"]) / 1e3)
     return {key: median(times) for key, times in found.items()}
 
 
@@ -53,18 +63,21 @@ def cache_bytes(S: int) -> float:
     return 2.0 * S * HKV * D * BYTES
 
 
-def rates_of(times: dict[tuple[str, str], float]) -> Rates:
-    """The rates behind the measurements on two devices. The longest sequence counts: clocks fall under a load of seconds."""
+def rates_of(rows: list[dict[str, str]]) -> Rates:
+    """The rates behind the measurements. The longest sequence counts: clocks fall under a load of seconds."""
+    times, devices = medians_of(rows), max(int(row["devices"]) for row in rows)
     part = "onnx_fa, a part alone, bound, in a row"
     short, long = times["decode-64k", part], times["decode-1M", part]
-    cache = (cache_bytes(LENGTHS["1M"]) - cache_bytes(LENGTHS["64k"])) / 2 / (long - short)
-    call = long - cache_bytes(LENGTHS["1M"]) / 2 / cache
+    cache = (cache_bytes(LENGTHS["1M"]) - cache_bytes(LENGTHS["64k"])) / devices / (long - short)
+    call = long - cache_bytes(LENGTHS["1M"]) / devices / cache
     return Rates(
-        causal_flops(LENGTHS["1M"]) / 2 / times["1M", "onnx_fa, ring of K and V"],
+        rows[0]["card"].split()[1],
+        devices,
+        causal_flops(LENGTHS["1M"]) / devices / times["1M", _PREFILL[1]],
         (1 << 29) / times["link", "ring, 512 MiB each way"],
         cache,
         call,
-        times["decode-1M", _DECODE[2]] - long,
+        times["decode-1M", _DECODE[1]] - long,
     )
 
 
@@ -89,6 +102,15 @@ def held_bytes(S: int, devices: int) -> float:
     return (H + 2 * HKV + H + 2 * HKV + H) * S / devices * D * BYTES
 
 
+def seen(rates: Rates, times: dict[tuple[str, str], float]) -> Iterator[tuple[tuple[str, int], tuple[float, float]]]:
+    """Length and devices, and seconds of prefill and of a token there, of all that was measured."""
+    for name in LENGTHS:
+        for which, n in enumerate((1, rates.devices)):
+            keys = (name, _PREFILL[which]), (f"decode-{name}", _DECODE[which])
+            if all(key in times for key in keys):
+                yield (name, n), (times[keys[0]], times[keys[1]])
+
+
 def lines_of(rates: Rates, times: dict[tuple[str, str], float]) -> list[str]:
     """The rates, and a table: what the formula says, and what was measured."""
     lines = [
@@ -99,11 +121,12 @@ def lines_of(rates: Rates, times: dict[tuple[str, str], float]) -> list[str]:
         "| tokens | devices | products, s | links, s | memory of a device | a token, ms | measured: prefill s, a token ms |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
+    measurements = dict(seen(rates, times))
     for name, S in LENGTHS.items():
-        for n in (1, 2, 8, 64):
+        for n in sorted({*ROWS, rates.devices}):
             products, link = prefill(rates, S, n)
-            seen = times.get((name, _PREFILL.get(n, ""))), times.get((f"decode-{name}", _DECODE.get(n, "")))
-            measured = f"{seen[0]:.3f}, {seen[1] * 1e3:.2f}" if seen[0] and seen[1] else ""
+            found = measurements.get((name, n))
+            measured = f"{found[0]:.4f}, {found[1] * 1e3:.3f}" if found else ""
             lines.append(
                 f"| {name} | {n} | {products:.3g} | {link:.2g} | {held_bytes(S, n) / 1e9:.2g} GB | "
                 f"{decode(rates, S, n) * 1e3:.2f} | {measured} |"
@@ -123,10 +146,10 @@ def plot(rates: Rates, times: dict[tuple[str, str], float], path: Path) -> None:
         left.plot(DEVICES, [max(x) for x in both], color=color, label=f"{name} tokens")
         left.plot(DEVICES[1:], [link for _, link in both[1:]], color=color, linestyle=":")
         right.plot(DEVICES, [decode(rates, S, n) * 1e3 for n in DEVICES], color=color, label=f"{name} tokens")
-        for n in (1, 2):
-            if (name, _PREFILL[n]) in times:
-                left.plot(n, times[name, _PREFILL[n]], "o", color=color)
-                right.plot(n, times[f"decode-{name}", _DECODE[n]] * 1e3, "o", color=color)
+        for (at, n), (whole, token) in seen(rates, times):
+            if at == name:
+                left.plot(n, whole, "o", color=color)
+                right.plot(n, token * 1e3, "o", color=color)
     left.set(xscale="log", yscale="log", xlabel="devices", ylabel="s", title="causal prefill (dotted: the links alone)")
     right.set(xscale="log", yscale="log", xlabel="devices", ylabel="ms", title="decoding a token")
     for axes in (left, right):
@@ -134,17 +157,17 @@ def plot(rates: Rates, times: dict[tuple[str, str], float], path: Path) -> None:
         axes.minorticks_off()
         axes.grid(alpha=0.3)
         axes.legend()
-    figure.suptitle("Lines: the formula; points: measured on H100s (8 heads of 128, f16)")
+    figure.suptitle(f"Lines: the formula; points: measured on {rates.card}s (8 heads of 128, f16)")
     figure.savefig(path, dpi=110)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--csv", type=Path, default=Path("benchmarks/devices-h100.csv"))
+    parser.add_argument("--csv", type=Path, default=Path("benchmarks/devices-h200.csv"))
     parser.add_argument("--png", type=Path, default=Path("benchmarks/scale.png"))
     args = parser.parse_args()
-    times = read_medians(args.csv)
-    rates = rates_of(times)
+    rows = read_rows(args.csv)
+    times, rates = medians_of(rows), rates_of(rows)
     print("\n".join(lines_of(rates, times)))
     plot(rates, times, args.png)
     return 0

@@ -37,12 +37,15 @@ class SplitDecode:
     def bind(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], torch.Tensor]:
         """A call for a loop whose q, k and v stay where they are while their numbers change, at less than what `__call__` costs
         beside the kernel. All processes have to bind, and call, in the same order. It returns the same tensor each time, on CUDA
-        in the order of torch's current stream, where the exchange and the merge are a graph. Raises ValueError for tensors that
+        in the order of torch's current stream, where all of it is a graph (of a module that IREE's runtime runs, the exchange and
+        the merge alone). Raises ValueError for tensors that
         are not contiguous, and for keys without a module."""
         parts = _Parts(q, v, self.group)
         if self.site is None:
             parts.see_no_keys(k)
         compute = self.site.bind((q, k, v), parts.own) if self.site else None
+        if q.device.type == "cuda" and compute is not None and self.site and self.site.launched:
+            return Graph(lambda: parts.exchange_after(compute))
         finish = Graph(parts.exchange) if q.device.type == "cuda" else parts.exchange
 
         def step() -> torch.Tensor:
@@ -83,6 +86,11 @@ class _Parts:
             raise ValueError(f"{k.shape[1]} keys, and no module that attends to them")
         for x, value in zip(self.own, (0.0, -torch.inf, 0.0), strict=True):
             x.fill_(value)
+
+    def exchange_after(self, compute: Callable[[], None]) -> torch.Tensor:
+        """The same, of own results that `compute` makes first."""
+        compute()
+        return self.exchange()
 
     def exchange(self) -> torch.Tensor:
         """The merged output of all processes."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from onnx_fa.distributed.launched import Launched, read_plan
 from onnx_fa.distributed.order import behind_torch
 from onnx_fa.errors import RunError, one_line
 from onnx_fa.iree.alone import FUNCTION, INTO, WORKSPACE
@@ -76,12 +77,21 @@ def share_processor(device: torch.device, cpu: int, other: int) -> None:
 
 
 class TorchModule:
-    """A module of `modules.build` on torch's device: the operands of a site to its results, dense tensors all. The call returns
-    when the results are there. Raises RunError for a file that is no module of this device."""
+    """A module of `modules.build` on torch's device: the operands of a site to its results, dense tensors all. On CUDA the kernels
+    of a module that has a plan beside it are started on torch's current stream, and the results are there in its order; IREE's
+    runtime is not needed then. With `launch` False, and for all other modules, it runs them, and a call returns when the results
+    are there. Raises RunError for a file that is no module of this device."""
 
-    def __init__(self, vmfb: Path | bytes, device: torch.device) -> None:
-        rt, name = runtime(), _name(device)
+    def __init__(self, vmfb: Path | bytes, device: torch.device, *, launch: bool = True) -> None:
         self.device = device
+        plan = read_plan(Path(vmfb)) if launch and device.type == "cuda" and not isinstance(vmfb, bytes) else None
+        self.launched = Launched(plan, device) if plan else None
+        """What starts the kernels on torch's current stream, where this module does that."""
+        if self.launched is None:
+            self._load(vmfb)
+
+    def _load(self, vmfb: Path | bytes) -> None:
+        rt, name = runtime(), _name(self.device)
         try:
             self._opened = _open(name)
             self._device = self._opened.handle
@@ -97,6 +107,8 @@ class TorchModule:
         self._list, self._view, self._fence = rt.VmVariantList, rt.HalBufferView, rt.HalFence
 
     def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        if self.launched is not None:
+            return self._launch(self.launched, tensors)
         inputs = self._list(len(tensors))
         for x in tensors:
             inputs.push_ref(self._view_of(x.contiguous()))
@@ -108,9 +120,19 @@ class TorchModule:
             made.append(torch.utils.dlpack.from_dlpack(capsule))
         return made
 
+    def _launch(self, launched: Launched, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        results = launched.results()
+        try:
+            launched.bind([x.contiguous() for x in tensors], results)()
+        except ValueError as e:
+            raise RunError(f"the module failed on {e}") from e
+        return results
+
     def bind(self, operands: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> Callable[[], None]:
         """A call that reads these operands each time, and writes to these results: what it costs to hand tensors over is paid
         once. All must be contiguous, else ValueError is raised."""
+        if self.launched is not None:
+            return self.launched.bind(operands, results)
         if not all(x.is_contiguous() for x in (*operands, *results)):
             raise ValueError("operands and results that are bound must be contiguous")
         sizes = self._list(4)

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from onnx_fa.distributed.zigzag import Visit, length_of_share
+from onnx_fa.files import write_whole
 from onnx_fa.iree.alone import compile_alone
 from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.mlir.kernel import Kernel
+from onnx_fa.kernels.mlir.launches import plan_file
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import Causal, DType
@@ -60,9 +62,15 @@ def decode_spec(heads: Heads, Sq: int, Skv: int) -> AttentionSpec:
 
 
 def build(specs: Mapping[str, AttentionSpec], target: Target, folder: Path) -> dict[str, Kernel]:
-    """Compiles a module <name>.vmfb for each spec, with the functions that TorchModule calls. Returns the kernels. Raises
-    UnsupportedError where the target has no kernel of a spec, and CompileError."""
+    """Compiles a module <name>.vmfb for each spec, with the functions that TorchModule calls, and writes beside it, where kernels
+    are of code that CUDA's driver starts, <name>.launches.json with that. Returns the kernels. Raises UnsupportedError where the
+    target has no kernel of a spec, and CompileError."""
     kernels = {name: emit_kernel(spec, target) for name, spec in specs.items()}
     for name, kernel in kernels.items():
         compile_alone(kernel, folder / f"{name}.vmfb", target, into=True)
+        plan = plan_file(folder / f"{name}.vmfb")
+        if kernel.into is not None:
+            write_whole(plan, kernel.into.plan.to_json())
+        else:
+            plan.unlink(missing_ok=True)  # of a module that was here before
     return kernels

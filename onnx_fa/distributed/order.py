@@ -19,15 +19,16 @@ def behind_torch(device: torch.device) -> Callable[[], None]:
         return lambda: torch.cuda.current_stream(device).synchronize()
     context, event = ctypes.c_void_p(), torch.cuda.Event()  # type: ignore[no-untyped-call]
     with torch.cuda.device(device):
-        _check(driver.cuCtxGetCurrent(ctypes.byref(context)), "cuCtxGetCurrent")
+        check_driver(driver.cuCtxGetCurrent(ctypes.byref(context)), "cuCtxGetCurrent")
 
     def order() -> None:
         event.record(torch.cuda.current_stream(device))
-        _check(driver.cuCtxWaitEvent(context, ctypes.c_void_p(event.cuda_event)), "cuCtxWaitEvent")
+        check_driver(driver.cuCtxWaitEvent(context, ctypes.c_void_p(event.cuda_event)), "cuCtxWaitEvent")
 
     return order
 
 
-def _check(code: int, name: str) -> None:
+def check_driver(code: int, name: str) -> None:
+    """Raises RunError where a call of CUDA's driver does not return 0."""
     if code:
         raise RunError(f"CUDA's driver: {name} fails with {code}")

@@ -45,7 +45,7 @@ def transpose_around(
     )
     result = _transposed(entry, made, inner.spec.out_shape, spec.o_layout, spec.dtype)
     text = inner.text + "\n".join(entry.lines([result])) + "\n"
-    return dataclasses.replace(inner, name=name, text=text, spec=spec)
+    return dataclasses.replace(inner, name=name, text=text, spec=spec, into=None)
 
 
 def _transposed(entry: KernelEntry, value: str, shape: Sequence[Dim], order: Sequence[int], dtype: str) -> str:

@@ -22,15 +22,15 @@ def _script() -> Any:
 
 def test_the_table_is_the_scripts() -> None:
     script = _script()
-    times = script.read_medians(ROOT / "benchmarks" / "devices-h100.csv")
-    made = "\n".join(script.lines_of(script.rates_of(times), times))
+    rows = script.read_rows(ROOT / "benchmarks" / "devices-h200.csv")
+    made = "\n".join(script.lines_of(script.rates_of(rows), script.medians_of(rows)))
     page = (ROOT / "docs" / "guide" / "scale.md").read_text()
     assert page.partition("<!-- scale -->\n")[2].partition("\n<!-- /scale -->")[0] == made
 
 
 def test_products_and_links_meet_where_the_bound_says() -> None:
     script = _script()
-    rates = script.Rates(5e14, 3e11, 2e12, 1e-4, 1e-4)
+    rates = script.Rates("a card", 4, 5e14, 3e11, 2e12, 1e-4, 1e-4)
     devices = 1000  # of many devices all but one of N steps take keys of others
     products, link = script.prefill(rates, int(script.least_tokens(rates, rates.link) * devices), devices)
     assert products == pytest.approx(link, rel=0.01)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from onnx_fa.derive.attention import hidden_score, vanishes
 from onnx_fa.errors import UnsupportedError
+from onnx_fa.kernels.mlir.launches import Plan
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.terms import AddMask, Elementwise, Weighting
 
@@ -15,10 +16,11 @@ from onnx_fa.spec.terms import AddMask, Elementwise, Weighting
 class Into:
     """`text` is another function of a kernel, `util.func private @{name}_into`: it takes the operands, then a
     `!hal.buffer` for each result, to which it writes, then one for each workspace, of `workspace` bytes. It allocates nothing, and
-    returns the results."""
+    returns the results. `plan` is the same without a runtime."""
 
     text: str = field(repr=False)
     workspace: tuple[int, ...]
+    plan: Plan = field(repr=False)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def _kernel(
     folded."""
     chosen = variants[0].config
     text = executable_text(_symbol(name), program, variants, [v.config.splits for v in variants])
-    combine = None
+    combine, made = None, list[Variant]()
     if chosen.splits > 1 and not combines_itself(spec, chosen):
         combine = combine_program(spec, chosen, f"{name}_combine", loop)
         archs = [v.arch for v in variants]
@@ -103,7 +103,9 @@ def _kernel(
         for k, x in asdict(v.config).items()
     }
     lossy = "tf32" if tf32 and spec.dtype == "f32" else ""
-    into = None if site.symbols else IntoEntry(site, spec, name, program, variants, combine).into()
+    into = None
+    if not site.symbols:
+        into = IntoEntry(site, spec, name, program, variants, combine, combining=made).into()
     return Kernel(name, "\n".join(text) + "\n", "triton", site, fields, (), reason, lossy, into)
 
 
