@@ -192,6 +192,14 @@ def test_wrong_numbers(tmp_path: Path) -> None:
     assert np.isnan(np.asarray(run(image, np.zeros(2, np.float32), square)[2])).all() and norm[1] == 0, REPAIRED
 
 
+def test_local_norm(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((1, 8, 3, 4)).astype(np.float32)
+    (found,) = load_module(_compiled("local_norm", tmp_path))(x)
+    square = np.pad(x**2, ((0, 0), (1, 1), (0, 0), (0, 0)))
+    right = x / (1 + square[:, :-2] + square[:, 1:-1] + square[:, 2:])
+    assert not np.abs(np.asarray(found) - right).max() < 0.1, REPAIRED
+
+
 def test_empty_gather(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
         _compiled("empty_gather", tmp_path)

@@ -50,14 +50,19 @@ def written(model: onnx.ModelProto) -> onnx.ModelProto:
     st.lists(st.integers(-2, 2), min_size=4, max_size=4),
     st.sampled_from(["constant", "edge", "reflect", "wrap"]),
     st.sampled_from([None, [0, 1], [1, 0], [-1, 0]]),
+    st.sampled_from([X.shape, ("N", 7), (5, "N"), ("N", "M")]),
 )
-def test_any_pads(pads: list[int], mode: str, axes: list[int] | None) -> None:
-    model = padded(pads, mode, axes)
+def test_any_pads(pads: list[int], mode: str, axes: list[int] | None, shape: tuple[Any, ...]) -> None:
+    if mode == "wrap" and shape != X.shape:
+        return
+    model = padded(pads, mode, axes, shape=shape)
     new = written(model)
     left = [n for n in new.graph.node if n.op_type == "Pad"]
     assert not (left and mode == "wrap") or min(pads) >= 0
     given_ = {t.name: nh.to_array(t) for t in new.graph.initializer}
     assert all((given_[n.input[1]] >= 0).all() for n in left)
+    if mode == "reflect" and left:  # of free axes alone, and of one at once
+        assert all((given_[n.input[1]] > 0).reshape(2, -1).any(axis=0).sum() == 1 for n in left) and shape != X.shape
     np.testing.assert_array_equal(run(new, {"x": X})[0], run(model, {"x": X})[0])
 
 
@@ -72,10 +77,25 @@ def test_any_opset(pads: list[int], opset: int) -> None:
     ("pads", "mode"), [([0, 1, 0, -1], "constant"), ([-1, 1, 1, -2], "edge"), ([1, -1, 2, 3], "wrap")]
 )
 def test_compiled(pads: list[int], mode: str, tmp_path: Path) -> None:
-    model, module = padded(pads, mode), tmp_path / "m.vmfb"
-    done = import_model(model)
+    check_compiled(padded(pads, mode), X, tmp_path)
+
+
+@pytest.mark.parametrize("shape", [("N", 3, 5, 9), ("N", 3, "H", 9), (2, 3, 5, 9)])
+def test_reflected_images(shape: tuple[Any, ...], tmp_path: Path) -> None:
+    """Of parts of images too, whose columns lie apart."""
+    model = padded([0, 0, 1, 2, 0, 0, 1, -1], "reflect", shape=shape)
+    bounds = {"starts": [1], "ends": [99], "axes": [3], "steps": [2]}
+    model.graph.initializer.extend(nh.from_array(np.array(numbers), name) for name, numbers in bounds.items())
+    model.graph.node.insert(0, h.make_node("Slice", ["x", *bounds], ["part"], "slice"))
+    model.graph.node[1].input[0] = "part"
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    check_compiled(model, np.random.default_rng(0).standard_normal((2, 3, 5, 9)).astype(np.float32), tmp_path)
+
+
+def check_compiled(model: onnx.ModelProto, x: np.ndarray, folder: Path) -> None:
+    done, module = import_model(model), folder / "m.vmfb"
     iree_compile(done.text, module, parse_target("cpu-host"), flags=done.flags, timeout_s=60)
-    np.testing.assert_array_equal(load_module(module)(X)[0], run(model, {"x": X})[0])
+    np.testing.assert_array_equal(load_module(module)(x)[0], run(model, {"x": x})[0])
 
 
 def test_what_would_never_end_is_refused() -> None:

@@ -1,5 +1,6 @@
 """Pads that IREE does not compute (docs/developer/iree-bugs.md). Negative ones come out wrong without a word: what they take away
-is cut off before, as onnxruntime does it. Mode "wrap" never ends: it becomes a Gather."""
+is cut off before, as onnxruntime does it. Mode "wrap" never ends: it becomes a Gather. Mode "reflect" is refused where an axis of
+known size gets two rows or more, and along two axes where any is free: an axis after another gets copies of its rows."""
 
 from __future__ import annotations
 
@@ -26,42 +27,50 @@ def pad(g: GraphWriter, node: onnx.NodeProto) -> bool:
         )
     if pads is None:
         return False
-    if (pads >= 0).all() and not wraps:
-        return _axis_by_axis(g, node, pads)
     named = [int(a) for a in _array(g, node, 3, np.arange(len(pads) // 2))]
     if wraps:
         _wrap(g, node, pads, named)
-    else:
+    elif (pads < 0).any():
         _cut_then_pad(g, node, pads, named)
+    else:
+        return _reflect(g, node, node.input[0], pads, named)
     return True
 
 
-def _axis_by_axis(g: GraphWriter, node: onnx.NodeProto, pads: Pads) -> bool:
-    """Mode "reflect" along several free axes, one Pad for each: IREE refuses more of them in one."""
-    x, shape = node.input[0], g.shape(node.input[0])
-    if (
-        attr_of(node, "mode", b"constant") != b"reflect"
-        or shape is None
-        or len(node.input) > 3
-        or len(pads) != 2 * len(shape)
-    ):
+def _reflect(g: GraphWriter, node: onnx.NodeProto, x: str, pads: Pads, named: list[int]) -> bool:
+    """Mode "reflect" of x, the node's operand without what negative pads take away: an axis after another, with the rows of a known
+    axis by Gathers, and of a free one by a Pad. Where onnxruntime refuses the pads the node stays."""
+    shape, said = g.shape(node.input[0]), _pads(g, node)
+    if attr_of(node, "mode", b"constant") != b"reflect" or shape is None or said is None:
         return False
-    both = pads.reshape(2, -1)
-    axes = [int(axis) for axis in np.flatnonzero(both.any(axis=0))]
-    if len(axes) < 2 or all(isinstance(shape[axis], int) for axis in axes) or g.opset < _PAD_OPSET:
+    cut = np.minimum(said, 0).reshape(2, -1).sum(axis=0)
+    both = [(axis % len(shape), int(low), int(high)) for axis, low, high in zip(named, *np.split(pads, 2), strict=True)]
+    sizes = {a: d + int(c) if isinstance(d := shape[a], int) else None for (a, *_), c in zip(both, cut, strict=True)}
+    both = [(axis, low, high) for axis, low, high in both if low or high]
+    if not both or any((n := sizes[axis]) is not None and max(low, high) >= n for axis, low, high in both):
         return False
-    hint = node.name or "Pad"
-    for axis in axes:
-        one = np.zeros_like(both)
-        one[:, axis] = both[:, axis]
-        x = g.add(
-            "Pad",
-            [x, g.const(one.ravel(), hint)],
-            hint,
-            out=node.output[0] if axis == axes[-1] else None,
-            mode="reflect",
+    if g.opset < _PAD_OPSET and None in [sizes[axis] for axis, *_ in both]:
+        return False
+    hint, last = node.name or "Pad", both[-1][0]
+    for axis, low, high in both:
+        x = _reflect_axis(
+            g, x, (axis, sizes[axis], len(shape)), (low, high), hint, node.output[0] if axis == last else None
         )
     return True
+
+
+def _reflect_axis(
+    g: GraphWriter, x: str, where: tuple[int, int | None, int], pads: tuple[int, int], hint: str, out: str | None
+) -> str:
+    """`where`: the axis, its size, and how many axes there are."""
+    (axis, size, rank), (low, high) = where, pads
+    if size is None:
+        one = np.zeros((2, rank), np.int64)
+        one[:, axis] = pads
+        return g.add("Pad", [x, g.const(one.ravel(), hint)], hint, out=out, mode="reflect")
+    rows = np.arange(low, 0, -1), size - 2 - np.arange(high)
+    before, behind = ([g.add("Gather", [x, g.const(r, hint)], hint, axis=axis)] if len(r) else [] for r in rows)
+    return g.add("Concat", [*before, x, *behind], hint, out=out, axis=axis)
 
 
 def _wrap(g: GraphWriter, node: onnx.NodeProto, pads: Pads, named: list[int]) -> None:
@@ -88,7 +97,7 @@ def _cut_then_pad(g: GraphWriter, node: onnx.NodeProto, pads: Pads, named: list[
     ends = [int(high) if high < 0 else _END for low, high in zip(before, behind, strict=True) if min(low, high) < 0]
     rest = np.maximum(pads, 0)
     cut = _slice(g, node.input[0], starts, ends, axes, hint, None if rest.any() else node.output[0])
-    if not rest.any():
+    if not rest.any() or _reflect(g, node, cut, rest, named):
         return
     made = onnx.NodeProto()
     made.CopyFrom(node)

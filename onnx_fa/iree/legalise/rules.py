@@ -50,6 +50,7 @@ from onnx_fa.iree.legalise.grid_sample import grid_sample
 from onnx_fa.iree.legalise.integer_weights import integer_weight_product
 from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE, linear_attention
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE
+from onnx_fa.iree.legalise.local_norm import local_norm
 from onnx_fa.iree.legalise.loops import loop, scan
 from onnx_fa.iree.legalise.matmul_bnb4 import matmul_bnb4
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
@@ -257,6 +258,7 @@ _HANDLERS: dict[str, Handler] = {
     "SimplifiedLayerNormalization": norms.rms_norm,  # exporters write it so, though ONNX has none
     f"{CONTRIB}.SimplifiedLayerNormalization": norms.rms_norm,
     "LpNormalization": norms.lp_norm,
+    "LRN": local_norm,
     f"{CONTRIB}.SkipLayerNormalization": norms.skip_norm,
     f"{CONTRIB}.SkipSimplifiedLayerNormalization": norms.skip_norm,
     f"{CONTRIB}.EmbedLayerNormalization": norms.embed_norm,

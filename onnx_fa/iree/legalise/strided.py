@@ -11,8 +11,8 @@ from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.writer import GraphWriter
 
-_GATHERS = ("Gather", "GatherElements", "Expand")
-"""Operators that read elements by their numbers, Expand as `expand` writes it."""
+_GATHERS = ("Gather", "GatherElements", "Expand", "Pad")
+"""Operators that read elements by their numbers, Expand as `expand` writes it, and Pad as `pads.py` does."""
 
 _VIEWS = ("Cast", "Flatten", "Identity", "Not", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 """Operators that IREE moves over the Slice or into the reader, so that a gather behind them reads the Slice too."""
