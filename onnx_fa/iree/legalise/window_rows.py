@@ -16,6 +16,7 @@ from onnx import TensorProto
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.conv_shapes import ConvShape, conv_shape, pad_image, pads_of
 from onnx_fa.iree.legalise.convolutions import depthwise_spec, spec_of_shape, write_site
+from onnx_fa.iree.legalise.epilogue import POINTWISE
 from onnx_fa.iree.legalise.image_rows import Image, RowsForm, RowsWriter
 from onnx_fa.iree.legalise.linear_sites import LEAST
 from onnx_fa.iree.legalise.row_forms import Images
@@ -47,13 +48,20 @@ def convolution(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsFor
         return RowsForm((x,), (y,), write, turned)
     if g.array(node.input[1]) is None:
         return None
-    turned = images[x].numbers + images[y].numbers if _is_product(shape) else 0
+    turned = images[x].numbers + images[y].numbers if _is_product(shape) else _passes(g, images, y)
     spec = spec_of_shape(g, shape, "f32", bias, last=True, x_last=True)
     # Linear sites leave small weights to IREE, which multiplies by them again for every place that reads such a gate.
     if _is_product(shape) and (spec is None or min(shape.own, shape.columns) >= LEAST):
         return RowsForm((x,), (y,), _write_product, turned)
     takes_both = not _is_product(shape) and shape.groups == 1
     return None if spec is None else RowsForm((x,), (y,), partial(_write_site, shape, spec), turned, takes_both)
+
+
+def _passes(g: GraphWriter, images: Images, y: str) -> int:
+    """The numbers of a convolution's result that nobody has to read and write again where its kernel makes what follows: it does so
+    with channels last."""
+    readers = [op_of(g.graph.node[place]) for place in g.readers(y)]
+    return images[y].numbers if readers and not g.is_output(y) and all(op in POINTWISE for op in readers) else 0
 
 
 def _is_product(shape: ConvShape) -> bool:
