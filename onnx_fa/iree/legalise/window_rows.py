@@ -29,6 +29,8 @@ _MOST_TAPS = 64
 _MANY_TAPS = 25
 """With so many the kernel of depthwise convolutions is faster than IREE's sums by more than two turns of the image take."""
 _AXES = 2
+_LEAST_LINE = 4
+"""Places beside each other that tiles of a line, which know of pads, leave enough of to do."""
 
 
 def convolution(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
@@ -88,11 +90,15 @@ def _matrix(g: GraphWriter, weight: str) -> np.ndarray:
 def _write_site(shape: ConvShape, spec: WindowSpec, w: RowsWriter, node: onnx.NodeProto) -> None:
     g, hint, (x, weight, *rest) = w.g, node.name or node.op_type, node.input
     last = spec.depthwise or spec.groups > 1 or _is_product(shape) or x in w.rows
-    image = pad_image(g, w.read_plane(x, hint) if last else x, shape, hint, last=last)
-    if any(shape.pads):
+    spec = replace(spec, x_last=last)
+    if last and any(shape.pads) and spec.places[-1] >= _LEAST_LINE:
+        spec = replace(spec, sizes=shape.sizes, pads=shape.pads)
+    image = w.read_plane(x, hint) if last else x
+    if any(shape.pads) and not spec.pads:
+        image = pad_image(g, image, shape, hint, last=last)
         channels = [w.images[x].channels]
         g.typed(image, TensorProto.FLOAT, [w.images[x].batch, *channels * (not last), *shape.padded, *channels * last])
-    y = write_site(g, replace(spec, x_last=last), image, weight, rest[0] if rest else "", hint)
+    y = write_site(g, spec, image, weight, rest[0] if rest else "", hint)
     w.give(node.output[0], y)
 
 
