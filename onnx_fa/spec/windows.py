@@ -171,8 +171,8 @@ def slide(
         images = np.moveaxis(images.reshape(-1, *spec.sizes, spec.groups, spec.channels), (-2, -1), (1, 2))
     images = images.reshape(-1, spec.groups, spec.channels, *spec.sizes)
     if spec.pads:
-        axes = len(spec.sizes)
-        images = np.pad(images, [(0, 0)] * 3 + list(zip(spec.pads[:axes], spec.pads[axes:], strict=True)))
+        before, behind = spec.pads[: len(spec.sizes)], spec.pads[len(spec.sizes) :]
+        images = np.pad(images, [(0, 0)] * 3 + list(zip(before, behind, strict=True)))
     every: Any = (slice(None),) * 3
     seen = np.empty((*images.shape[:3], *spec.kernel, *spec.places))
     for tap in itertools.product(*map(range, spec.kernel)):
