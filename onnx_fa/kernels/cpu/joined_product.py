@@ -162,7 +162,13 @@ class _JoinedBody:
             row = t.arith("muli", t.arith("addi", first, tile), t.index(self.tall))
             return t.arith("minsi", row, t.index(spec.rows - self.tall)) if spec.rows % self.tall else row
 
-        self._each(count, lambda tile: self._stage(image, row_of(tile), tile))
+        def stage_tile(tile: str) -> None:
+            row, at = row_of(tile), t.arith("muli", tile, t.index(self.tall))
+            self._each(
+                t.index(self.tall), lambda i: self._stage(image, t.arith("addi", row, i), t.arith("addi", at, i))
+            )
+
+        self._each(count, stage_tile)
 
         def over_panels(panel: str, carried: list[str]) -> list[str]:
             column = t.arith("muli", panel, t.index(spec.panel))
@@ -185,21 +191,19 @@ class _JoinedBody:
         body(i)
         t.do("}")
 
-    def _stage(self, image: str, row: str, tile: str) -> None:
-        """Puts what becomes of the rows of a tile on the stack."""
-        t, first, at = self.t, 0, self.t.arith("muli", tile, self.t.index(self.tall))
+    def _stage(self, image: str, row: str, at: str) -> None:
+        """Puts what becomes of a row on the stack, at this place."""
+        t, first = self.t, 0
         before = {f"%t{i}": self.loaded[f"%b{i}"] for i in range(self.spec.rows_of)}
         for part, columns in enumerate(self.spec.columns):
             x, x_type = self.loaded[f"%p{part}"]
 
-            def vectors(c: str, x: str = x, x_type: str = x_type, first: int = first) -> None:
+            def vector(c: str, x: str = x, x_type: str = x_type, first: int = first) -> None:
                 column = t.shifted(c, first)
-                for i in range(self.tall):
-                    read = t.read(x, x_type, image, t.shifted(row, i), c)
-                    made = self.before.emit(read, [column], before)
-                    t.write(made, self.staged, self.staged_type, t.shifted(at, i), column)
+                made = self.before.emit(t.read(x, x_type, image, row, c), [column], before)
+                t.write(made, self.staged, self.staged_type, at, column)
 
-            self._each(t.index(columns), vectors, t.width)
+            self._each(t.index(columns), vector, t.width)
             first += columns
 
     def _tile(self, rows: tuple[str, str], tile: str, columns: tuple[str, str], y: str) -> str:
