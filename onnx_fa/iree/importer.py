@@ -37,6 +37,7 @@ from onnx_fa.iree.legalise.broadcasts import doubtful_sizes, write_checks
 from onnx_fa.iree.legalise.channels_last import put_channels_last
 from onnx_fa.iree.legalise.conv_epilogues import fuse_epilogues
 from onnx_fa.iree.legalise.input_sizes import named_sizes
+from onnx_fa.iree.legalise.joined_products import join_products
 from onnx_fa.iree.legalise.known_operands import known_bounds, write_known_operands
 from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE, linear_attention_spec_of
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites, spec_of
@@ -122,6 +123,7 @@ def import_mlir(
     check_known(proto.graph, sites)
     infer_types(proto, sites, data_prop=data_prop)
     check_ranks(proto.graph)
+    join_products(proto, held, target=target)
     linear = find_linear_sites(proto, held, target=target)
     fuse_epilogues(proto, held, target=target)
     fuse_rounded(proto, held, target=target)  # takes norms of its own

@@ -40,6 +40,9 @@ class WindowSpec:
     A `depthwise` one has its channels last in x and y, and makes each of its columns of the channel in its place alone: K are then
     the taps.
 
+    Windows of two axes over x with its channels last may reach into `pads` of zeros, before every axis and then behind, which are
+    no part of `sizes` nor of x: nobody has to copy an image for them. Raises ValueError for others.
+
     `dtype` is the type of the weight, the bias and y. x is f32: numbers of a shorter type are widened before, each once, and read
     by many windows; sums are f32."""
 
@@ -60,10 +63,15 @@ class WindowSpec:
     then: ScoreExpr = SCORE
     tensors: tuple[TensorArg, ...] = ()
     depthwise: bool = False
+    pads: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if min(self.groups, self.channels, self.panel, *self.kernel, *self.strides, *self.dilations) < 1:
             raise ValueError(f"a number below one in {self}")
+        if self.pads and (
+            not self.x_last or not self.last or not len(self.pads) == 2 * len(self.sizes) == 4 or min(self.pads) < 0
+        ):
+            raise ValueError(f"pads of {self.pads} of {self.sizes}")
         if min(self.places) < 1:
             raise ValueError(f"windows of {self.kernel} in {self.sizes}")
         if self.panel > self.N:
@@ -79,9 +87,15 @@ class WindowSpec:
             raise ValueError(f"{self.then} of what has its channels first")
 
     @property
+    def padded(self) -> tuple[int, ...]:
+        """The sizes with the pads."""
+        pads, axes = self.pads or (0,) * 2 * len(self.sizes), len(self.sizes)
+        return tuple(size + pads[i] + pads[axes + i] for i, size in enumerate(self.sizes))
+
+    @property
     def places(self) -> tuple[int, ...]:
         """Of a window along each axis."""
-        axes = zip(self.sizes, self.kernel, self.strides, self.dilations, strict=True)
+        axes = zip(self.padded, self.kernel, self.strides, self.dilations, strict=True)
         return tuple((size - (k - 1) * d - 1) // s + 1 for size, k, s, d in axes)
 
     @property
@@ -156,6 +170,9 @@ def slide(
     if spec.x_last:
         images = np.moveaxis(images.reshape(-1, *spec.sizes, spec.groups, spec.channels), (-2, -1), (1, 2))
     images = images.reshape(-1, spec.groups, spec.channels, *spec.sizes)
+    if spec.pads:
+        before, behind = spec.pads[: len(spec.sizes)], spec.pads[len(spec.sizes) :]
+        images = np.pad(images, [(0, 0)] * 3 + list(zip(before, behind, strict=True)))
     every: Any = (slice(None),) * 3
     seen = np.empty((*images.shape[:3], *spec.kernel, *spec.places))
     for tap in itertools.product(*map(range, spec.kernel)):

@@ -120,6 +120,20 @@ def test_gains_more_than_it_turns() -> None:
     assert_same(run(model, feeds), evaluate(made, feeds), 1e-5)
 
 
+@pytest.mark.parametrize("chain", [False, True])
+def test_what_follows_is_worth_a_border(chain: bool) -> None:
+    """A convolution of many taps by itself turns its result for a Relu that it could make; two do so once."""
+    n = Net(3, 12, 10)
+    y = n.add("Relu", n.conv("x", 3, 16, 3))
+    if chain:
+        y = n.add("Add", n.add("Relu", n.conv(y, 16, 16, 3)), y)
+    model = n.model(n.add("InstanceNormalization", y, n.weight(16), n.weight(16)))
+    made = turned(model)
+    assert ops(made)["Conv"] == (0 if chain else 1)
+    feeds = image(model)
+    assert_same(run(model, feeds), evaluate(made, feeds), 1e-5)
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(image_nets(), st.booleans())
 def test_drawn(model: onnx.ModelProto, all_parts: bool) -> None:

@@ -21,8 +21,8 @@ from onnx_fa.spec.terms import Dim, FloatType, TensorArg
 from onnx_fa.spec.windows import WindowSpec
 
 CONV_SITE = f"{DOMAIN}.ConvSite"
-"""Inputs x, the weight and what else a WindowSpec has; attributes its numbers and, where something becomes of its sums, `then`,
-an expression as JSON."""
+"""Inputs x, the weight and what else a WindowSpec has; attributes its numbers, its `pads` where it has some, and, where something
+becomes of its sums, `then`, an expression as JSON."""
 _NUMBERS = (
     "groups",
     "channels",
@@ -65,9 +65,9 @@ def convolution(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
 
 def write_site(g: GraphWriter, spec: WindowSpec, x: str, weight: str, bias: str, hint: str) -> str:
-    """Writes a ConvSite, whose result are its sums: of x, an f32 of any rank with its pads, whose first dim is the batch, of a
-    Conv's weight (M, C, *kernel), and with a bias of (M,). Returns y, of the shape (parts, *y_shape); with one group, or channels
-    last, its first dim has the name of x's, if the type of x is known, else one of its own."""
+    """Writes a ConvSite, whose result are its sums: of x, an f32 of any rank whose first dim is the batch, with its pads unless the
+    spec has them, of a Conv's weight (M, C, *kernel), and with a bias of (M,). Returns y, of the shape (parts, *y_shape); with one
+    group, or channels last, its first dim has the name of x's, if the type of x is known, else one of its own."""
     y = g.fresh(hint)
     batch: Dim = f"{y}_parts" if spec.parts is None else spec.parts
     of_images = spec.groups == 1 or spec.x_last
@@ -80,6 +80,8 @@ def write_site(g: GraphWriter, spec: WindowSpec, x: str, weight: str, bias: str,
         inputs.append(g.reshape(bias, [spec.groups, spec.N], hint))
     made = helper.make_node("ConvSite", inputs, [y], g.fresh(f"{hint}/ConvSite"), domain=DOMAIN)
     made.attribute.extend(helper.make_attribute(name, getattr(spec, name)) for name in _NUMBERS)
+    if spec.pads:
+        made.attribute.append(helper.make_attribute("pads", spec.pads))
     g.nodes.append(made)
     return g.typed(y, _KINDS[spec.dtype], [batch, *spec.y_shape])
 
@@ -110,6 +112,7 @@ def window_of(types: Sequence[tuple[Sequence[Dim], str]], attributes: Mapping[st
         cast(FloatType, dtype),
         x_last,
         depthwise=depthwise,
+        pads=tuple(int(n) for n in attributes.get("pads", ())),
     )
     if "then" not in attributes:
         return spec

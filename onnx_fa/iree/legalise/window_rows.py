@@ -16,6 +16,7 @@ from onnx import TensorProto
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.conv_shapes import ConvShape, conv_shape, pad_image, pads_of
 from onnx_fa.iree.legalise.convolutions import depthwise_spec, spec_of_shape, write_site
+from onnx_fa.iree.legalise.epilogue import POINTWISE
 from onnx_fa.iree.legalise.image_rows import Image, RowsForm, RowsWriter
 from onnx_fa.iree.legalise.linear_sites import LEAST
 from onnx_fa.iree.legalise.row_forms import Images
@@ -28,6 +29,8 @@ _MOST_TAPS = 64
 _MANY_TAPS = 25
 """With so many the kernel of depthwise convolutions is faster than IREE's sums by more than two turns of the image take."""
 _AXES = 2
+_LEAST_LINE = 4
+"""Places beside each other that tiles of a line, which know of pads, leave enough of to do."""
 
 
 def convolution(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
@@ -47,13 +50,20 @@ def convolution(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsFor
         return RowsForm((x,), (y,), write, turned)
     if g.array(node.input[1]) is None:
         return None
-    turned = images[x].numbers + images[y].numbers if _is_product(shape) else 0
+    turned = images[x].numbers + images[y].numbers if _is_product(shape) else _passes(g, images, y)
     spec = spec_of_shape(g, shape, "f32", bias, last=True, x_last=True)
     # Linear sites leave small weights to IREE, which multiplies by them again for every place that reads such a gate.
     if _is_product(shape) and (spec is None or min(shape.own, shape.columns) >= LEAST):
         return RowsForm((x,), (y,), _write_product, turned)
     takes_both = not _is_product(shape) and shape.groups == 1
     return None if spec is None else RowsForm((x,), (y,), partial(_write_site, shape, spec), turned, takes_both)
+
+
+def _passes(g: GraphWriter, images: Images, y: str) -> int:
+    """The numbers of a convolution's result that nobody has to read and write again where its kernel makes what follows: it does so
+    with channels last."""
+    readers = [op_of(g.graph.node[place]) for place in g.readers(y)]
+    return images[y].numbers if readers and not g.is_output(y) and all(op in POINTWISE for op in readers) else 0
 
 
 def _is_product(shape: ConvShape) -> bool:
@@ -80,11 +90,15 @@ def _matrix(g: GraphWriter, weight: str) -> np.ndarray:
 def _write_site(shape: ConvShape, spec: WindowSpec, w: RowsWriter, node: onnx.NodeProto) -> None:
     g, hint, (x, weight, *rest) = w.g, node.name or node.op_type, node.input
     last = spec.depthwise or spec.groups > 1 or _is_product(shape) or x in w.rows
-    image = pad_image(g, w.read_plane(x, hint) if last else x, shape, hint, last=last)
-    if any(shape.pads):
+    spec = replace(spec, x_last=last)
+    if last and any(shape.pads) and spec.places[-1] >= _LEAST_LINE:
+        spec = replace(spec, sizes=shape.sizes, pads=shape.pads)
+    image = w.read_plane(x, hint) if last else x
+    if any(shape.pads) and not spec.pads:
+        image = pad_image(g, image, shape, hint, last=last)
         channels = [w.images[x].channels]
         g.typed(image, TensorProto.FLOAT, [w.images[x].batch, *channels * (not last), *shape.padded, *channels * last])
-    y = write_site(g, replace(spec, x_last=last), image, weight, rest[0] if rest else "", hint)
+    y = write_site(g, spec, image, weight, rest[0] if rest else "", hint)
     w.give(node.output[0], y)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined, tile_height
 from onnx_fa.kernels.cpu.window_body import WindowBody, WindowTiles, operands_of, y_of
+from onnx_fa.kernels.cpu.window_pads import PaddedBody
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.windows import WindowSpec
@@ -48,9 +49,10 @@ def tiles_for(spec: WindowSpec, target: Target) -> WindowTiles:
     """Tiles that leave few places over."""
     if spec.rows < _LEAST_PLACES:
         return WindowTiles(target.lanes, spec.rows, 1, _ACROSS)
-    most, rows = _TALL[target.registers][spec.panel // target.lanes], spec.rows
+    most = _TALL[target.registers][spec.panel // target.lanes]
+    rows = spec.places[-1] if spec.pads else spec.rows  # of a line
     # What channels first are written from is turned by fours.
-    heights = range(min(most, rows), 3, -1) if spec.last else range(min(most, rows) // 4 * 4, 3, -4)
+    heights = range(min(most, rows), min(3, rows - 1), -1) if spec.last else range(min(most, rows) // 4 * 4, 3, -4)
     tall = tile_height(rows, (n for n in heights if 2 * n > most or rows <= most), most)
     return WindowTiles(target.lanes, tall, _DOWN, _ACROSS)
 
@@ -68,5 +70,5 @@ def emit_window(spec: WindowSpec, target: Target) -> dict[str, str]:
         f"util.return {made} : {y.type}",
         "}",
     ]
-    body = WindowBody(spec, tiles_for(spec, target)).executable(symbol)
+    body = (PaddedBody if spec.pads else WindowBody)(spec, tiles_for(spec, target)).executable(symbol)
     return {symbol: joined(body), spec.name: joined(function)}

@@ -7,6 +7,7 @@ Places lie along rows, as those of a linear site (linear_body.py); an element of
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnx_fa.kernels.cpu.epilogues import EpilogueVectors, tensor_operands
@@ -15,7 +16,7 @@ from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.spec.windows import WindowSpec
 
-_WRITTEN_OUT = 12
+WRITTEN_OUT = 12
 """Steps of K at most that are written out one after the other."""
 
 
@@ -60,7 +61,7 @@ def walk_of(spec: WindowSpec) -> _Walk:
     axes = _axes_of(spec)
     loops: list[tuple[int, int, int]] = []
     inner: list[tuple[int, int, int]] = []
-    left, k_step = _WRITTEN_OUT, 1
+    left, k_step = WRITTEN_OUT, 1
     for count, step in reversed(axes):
         some = max(n for n in range(1, count + 1) if count % n == 0 and (n <= left or n == 1))
         inner.insert(0, (some, step, k_step))
@@ -103,8 +104,13 @@ class WindowBody:
         self.operands, self.y, self.walk = operands_of(spec), y_of(spec), walk_of(spec)
         self.vectors = spec.panel // tiles.lanes
         self.then = EpilogueVectors(self.t, spec.then, spec.tensors, spec.columns)
-        self.down = -(-spec.rows // (tiles.rows * tiles.down))
+        self.units, self.unit = self._count_units()
+        self.down = -(-self.units // (self.unit * tiles.down))
         self.across = -(-spec.panels // tiles.across)
+
+    def _count_units(self) -> tuple[int, int]:
+        """What the tiles of an image are counted in, places, and how many of these a tile has."""
+        return self.spec.rows, self.tiles.rows
 
     def executable(self, symbol: str) -> list[str]:
         """The executable, a function of that name."""
@@ -123,8 +129,8 @@ class WindowBody:
         group = t.let("flow.dispatch.workgroup.id[0] : index")
         image = t.arith("divui", group, t.index(self.down * self.across))
         place = t.arith("remui", group, t.index(self.down * self.across))
-        first_row = t.arith("muli", t.arith("remui", place, t.index(self.down)), t.index(tiles.rows * tiles.down))
-        last_row = t.arith("minsi", t.shifted(first_row, tiles.rows * tiles.down), t.index(spec.rows))
+        first_row = t.arith("muli", t.arith("remui", place, t.index(self.down)), t.index(self.unit * tiles.down))
+        last_row = t.arith("minsi", t.shifted(first_row, self.unit * tiles.down), t.index(self.units))
         first_panel = t.arith("muli", t.arith("divui", place, t.index(self.down)), t.index(tiles.across))
         last_panel = t.arith("minsi", t.shifted(first_panel, tiles.across), t.index(spec.panels))
         group = t.arith("remui", image, t.index(spec.groups))
@@ -139,31 +145,31 @@ class WindowBody:
             matrix = t.arith("addi", own, panel)
 
             def over_rows(row: str, inside: list[str]) -> list[str]:
-                if spec.rows % tiles.rows:  # the last tile begins earlier
-                    row = t.arith("minsi", row, t.index(spec.rows - tiles.rows))
-                return [self._tile(image, (group, matrix), row, column, inside[0])]
+                return [self._tile(image, (group, matrix), self._first_place(row), column, inside[0])]
 
-            return t.loop((first_row, last_row, t.index(tiles.rows)), [(carried[0], self.y_type)], over_rows)
+            return t.loop((first_row, last_row, t.index(self.unit)), [(carried[0], self.y_type)], over_rows)
 
         (made,) = t.loop((first_panel, last_panel, t.index(1)), [(y, self.y_type)], over_panels)
         store(t, made, self.y_type, self.y, ["0", "0", "0"], self.y.shape)
         return t.render()
 
+    def _first_place(self, at: str) -> str:
+        """Of a tile that would begin at this place; the last begins earlier."""
+        left = self.spec.rows % self.tiles.rows
+        return self.t.arith("minsi", at, self.t.index(self.spec.rows - self.tiles.rows)) if left else at
+
     def _tile(self, image: str, weight: tuple[str, str], row: str, column: str, y: str) -> str:
         """y with one register tile, by the panel of a group."""
         t, n, tall = self.t, self.vectors, self.tiles.rows
         group, matrix = weight
-        starts = [self._start(t.shifted(row, i)) for i in range(tall)]
         columns = [t.shifted(column, t.width * j) for j in range(n)]
-        if self.spec.depthwise:
-            starts = [t.arith("addi", start, column) for start in starts]
+        channel = column if self.spec.depthwise else ""
         if self.spec.x_last and self.spec.groups > 1:
-            own_channels = t.arith("muli", group, t.index(self.spec.channels))
-            starts = [t.arith("addi", start, own_channels) for start in starts]
+            channel = t.arith("muli", group, t.index(self.spec.channels))
         first = [t.splat(0.0)] * n
         if self.spec.bias:
             first = [self._read(*self.loaded["%b"], group, at) for at in columns]
-        sums = self._sums(image, matrix, starts, t.index(0), t.index(0), 0, [(v, t.vec) for v in first] * tall)
+        sums = self._products(image, matrix, row, channel, first * tall)
         if self.spec.x_last and self.spec.groups > 1:
             before = t.arith("muli", group, t.index(self.spec.N))
             columns = [t.arith("addi", before, at) for at in columns]
@@ -177,6 +183,14 @@ class WindowBody:
                 made = self._rounded(self.then.emit(total, place, self.loaded), t.width)
                 y = t.write(made, y, self.y_type, *place, element=self.spec.dtype)
         return y
+
+    def _products(self, image: str, matrix: str, row: str, channel: str, sums: list[str]) -> list[str]:
+        """The sums of a tile from this place on with its products. `channel` is the first that it reads, "" for the very first."""
+        t = self.t
+        starts = [self._start(t.shifted(row, i)) for i in range(self.tiles.rows)]
+        if channel:
+            starts = [t.arith("addi", start, channel) for start in starts]
+        return self._sums(image, matrix, starts, t.index(0), t.index(0), 0, [(v, t.vec) for v in sums])
 
     def _write_turned(self, sums: list[str], image: str, column: str, row: str, y: str) -> str:
         """y with vectors of columns, a column as a row: eight places at a time, or four."""
@@ -227,9 +241,15 @@ class WindowBody:
         return t.loop((t.index(0), t.index(turns), t.index(1)), sums, turn)
 
     def _written(self, image: str, matrix: str, starts: list[str], k_at: str, sums: list[str]) -> list[str]:
+        return self._multiply(image, matrix, starts, k_at, self.walk.written, sums)
+
+    def _multiply(
+        self, image: str, matrix: str, starts: list[str], k_at: str, steps: Sequence[tuple[int, int]], sums: list[str]
+    ) -> list[str]:
+        """The sums, a row of vectors for each start, with the products of steps of K, as (place in x, place in the weight)."""
         t = self.t
         w, w_type = self.loaded["%w"]
-        for x_off, k_off in self.walk.written:
+        for x_off, k_off in steps:
             at = t.shifted(k_at, k_off)
             weights = [self._read(w, w_type, matrix, at, t.index(t.width * j)) for j in range(self.vectors)]
             for i, start in enumerate(starts):
