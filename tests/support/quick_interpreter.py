@@ -54,7 +54,7 @@ def _patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> N
 
 
 def _look_types_up() -> None:
-    """Each value of a kernel has a type, and each type a shape: of the same few numbers, of which Triton makes five objects each."""
+    """Each value of a kernel has a type, and each type a shape: of the same few numbers, and Triton makes five objects of them."""
     make_type, make_tensor, find = core.block_type.__init__, core.tensor.__init__, interpreter._get_np_dtype
     of_type = dict[tuple[Any, ...], tuple[Any, ...]]()
     of_tensor = dict[tuple[Any, ...], tuple[Any, ...]]()
