@@ -6,6 +6,7 @@ import datetime
 import os
 import platform
 import subprocess
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,7 @@ def cpu_name() -> str:
     return platform.machine()
 
 
+@cache  # a session of onnxruntime asks each time, and the file is a line for each feature of each core
 def _cpu_facts() -> dict[str, str]:
     """What Linux says of the first processor, by its own words; nothing where there is no Linux."""
     try:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from onnx_fa import machine as machines
 from onnx_fa.machine import cpu_features, cpu_name, is_arm, is_x86
 
 ZEN = """processor\t: 0
@@ -41,6 +42,7 @@ def test_what_linux_says(monkeypatch: pytest.MonkeyPatch, said: str | None, name
             raise FileNotFoundError(path)
         return said
 
+    monkeypatch.setattr(machines, "_cpu_facts", machines._cpu_facts.__wrapped__)
     monkeypatch.setattr(Path, "read_text", read)
     monkeypatch.setattr("platform.machine", lambda: "machine")
     monkeypatch.setattr("platform.processor", lambda: "a processor")

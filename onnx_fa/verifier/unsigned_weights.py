@@ -37,6 +37,8 @@ _OPS = {
     f"{CONTRIB}.DynamicQuantizeMatMul": _Places(-1, 1, 3),
     f"{CONTRIB}.QAttention": _Places(6, 1, 7),
 }
+PRODUCTS_OF_BYTES = tuple(op.rpartition(".")[2] for op in _OPS)
+"""The op_types of operators that multiply bytes without onnxruntime's optimiser."""
 
 
 def made_exact(model: ir.Model) -> ir.Model:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,15 +65,23 @@ def test_means_the_same(name: str) -> None:
     assert_same(run(model, feeds), evaluate(made, feeds), 1e-5)
 
 
-def test_compiled(tmp_path: Path) -> None:
-    models = [NETS[name]() for name in NETS if name != "inverted_residual"]  # which has another opset
-    for batch, group in ((2, models), (3, [NETS["inverted_residual"]()])):
-        feeds = {f"m{i}_x": image(m, batch, seed=i)["x"] for i, m in enumerate(group)}
-        joined = join_models(group)
-        module = tmp_path / f"{batch}.vmfb"
-        onnx_fa.compile(joined, module)
-        call = load_module(module)
-        assert_same(run(joined, feeds), call(*feeds.values()), 1e-5)
+COMPILED = (
+    ("bottleneck", "with_tokens"),
+    ("stages",),
+    ("dense_block", "grouped", "read_elsewhere"),
+    ("inverted_residual",),  # of another opset
+)
+"""Those of a group are one module: together they take a minute and more."""
+
+
+@pytest.mark.parametrize("names", COMPILED, ids="-".join)
+def test_compiled(names: Sequence[str], tmp_path: Path) -> None:
+    group = [NETS[name]() for name in names]
+    feeds = {f"m{i}_x": image(m, 2 if group[1:] else 3, seed=i)["x"] for i, m in enumerate(group)}
+    joined = join_models(group)
+    module = tmp_path / "m.vmfb"
+    onnx_fa.compile(joined, module)
+    assert_same(run(joined, feeds), load_module(module)(*feeds.values()), 1e-5)
 
 
 def test_no_transpose_is_left_between_products() -> None:

@@ -29,6 +29,7 @@ from onnx_fa.spec.terms import TensorArg
 from onnx_fa.spec.windows import WindowSpec
 from tests.iree.test_convolutions import ConvSite
 from tests.support.joined_models import join_models
+from tests.support.kernel_harness import cases_asked_for
 from tests.support.ort_run import run
 
 NARROW, WIDE, HOST = parse_target("cpu-avx2"), parse_target("cpu-avx512"), parse_target("cpu-host")
@@ -256,13 +257,17 @@ CASES = [(name, batch, kind) for name in FUSED for batch, kind in (("2", "float"
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, str], np.ndarray]:
-    models = [graph_of(FUSED[name][0], batch=batch, kind=kind) for name, batch, kind in CASES]
+def compiled(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str, str], np.ndarray]:
+    tried = cases_asked_for(request, "name", "batch", "kind")
+    cases = [case for case in CASES if case in tried]
+    models = [graph_of(FUSED[name][0], batch=batch, kind=kind) for name, batch, kind in cases]
     path = tmp_path_factory.mktemp("epilogues") / "m.vmfb"
     sites = [with_channels_last(model, HOST) for model in models]
     compile_model(join_models(sites, own_dims=True), path, HOST, parameters="embed")
     inputs = [value for model in models for value in inputs_of(model).values()]
-    return dict(zip(CASES, map(np.asarray, load_module(path)(*inputs)), strict=True))
+    return dict(zip(cases, map(np.asarray, load_module(path)(*inputs)), strict=True))
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:overflow:RuntimeWarning")

@@ -33,6 +33,7 @@ from onnx_fa.spec.linear_accuracy import UNIT
 from onnx_fa.spec.target import foreign_cpu, parse_target
 from onnx_fa.spec.windows import WindowSpec, slide
 from tests.support.joined_models import join_models
+from tests.support.kernel_harness import asked_for, cases_asked_for
 from tests.support.ort_run import run
 
 WIDE, NARROW = parse_target("cpu-avx512"), parse_target("cpu-avx2")
@@ -327,8 +328,9 @@ EIGHT_LANES = {
 
 
 @pytest.fixture(scope="module")
-def with_eight_lanes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    models = {name: conv(*shapes, **options) for name, (shapes, options) in EIGHT_LANES.items()}
+def with_eight_lanes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    tried = asked_for(request, "name")
+    models = {name: conv(*EIGHT_LANES[name][0], **EIGHT_LANES[name][1]) for name in tried or EIGHT_LANES}
     path = tmp_path_factory.mktemp("narrow") / "m.vmfb"
     compile_model(join_models(list(models.values())), path, NARROW, parameters="embed")
     inputs = [image_of(m, EIGHT_LANES[name][0][0])["x"] for name, m in models.items()]
@@ -427,8 +429,11 @@ def test_channels_last_mean_the_same(name: str, *, last: bool) -> None:
 
 
 @pytest.fixture(scope="module")
-def last_compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], np.ndarray]:
-    cases = list(itertools.product(LAST, (False, True)))
+def last_compiled(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, bool], np.ndarray]:
+    tried = cases_asked_for(request, "name", "last")
+    cases = [case for case in itertools.product(LAST, (False, True)) if case in tried]
     models = [with_channels_last(conv(*LAST[name][0], **LAST[name][1]), HOST, last=last) for name, last in cases]
     path = tmp_path_factory.mktemp("last") / "m.vmfb"
     compile_model(join_models(models, own_dims=True), path, HOST, parameters="embed")

@@ -224,10 +224,11 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture(scope="module")
-def compiled_by_avx2(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+def compiled_by_avx2(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     if why := foreign_cpu(AVX2):
         pytest.skip(why)
-    return side_by_side({name: CASES[name] for name in BY_AVX2}, AVX2, tmp_path_factory.mktemp("convolutions"))
+    names = asked_for(request, "name") or BY_AVX2
+    return side_by_side({name: CASES[name] for name in names}, AVX2, tmp_path_factory.mktemp("convolutions"))
 
 
 @pytest.mark.parametrize("name", COMPILED)

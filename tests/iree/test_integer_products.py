@@ -236,10 +236,11 @@ def numbers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
-def numbers_of_avx2(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Array]:
+def numbers_of_avx2(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Array]:
     if why := foreign_cpu(AVX2):
         pytest.skip(why)
-    return run_all({name: ALL[name] for name in BY_AVX2}, AVX2, tmp_path_factory.mktemp("products"))
+    names = asked_for(request, "name") or BY_AVX2
+    return run_all({name: ALL[name] for name in names}, AVX2, tmp_path_factory.mktemp("products"))
 
 
 @pytest.mark.parametrize("name", ALL)

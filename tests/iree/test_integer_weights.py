@@ -18,6 +18,7 @@ from onnx_fa.iree.compile import compile_model, import_model
 from onnx_fa.iree.run import load_module
 from onnx_fa.spec.target import parse_target
 from tests.support.joined_models import join_models
+from tests.support.kernel_harness import asked_for
 from tests.support.ort_run import run
 from tests.support.triton_sources import triton_sources
 
@@ -87,10 +88,13 @@ def compiled(models: Sequence[onnx.ModelProto], folder: Path) -> Callable[..., l
 
 
 @pytest.fixture(scope="module")
-def of_blocks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, np.ndarray]]:
+def of_blocks(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, dict[str, np.ndarray]]:
     """By free rows, and by name."""
-    function = compiled([case.model() for case in BLOCKS.values()], tmp_path_factory.mktemp("blocks"))
-    return {n: dict(zip(BLOCKS, function(*(c.draw(n) for c in BLOCKS.values())), strict=True)) for n in (1, 13)}
+    tried = {name: BLOCKS[name] for name in asked_for(request, "name") or BLOCKS}
+    function = compiled([case.model() for case in tried.values()], tmp_path_factory.mktemp("blocks"))
+    return {n: dict(zip(tried, function(*(c.draw(n) for c in tried.values())), strict=True)) for n in (1, 13)}
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -179,14 +183,18 @@ SCALES = (
 
 
 @pytest.fixture(scope="module")
-def of_scales(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], list[np.ndarray]]:
+def of_scales(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[int, int], dict[int, np.ndarray]]:
     """By batch and rows, and by place in `SCALES`."""
-    function = compiled([case.model() for case in SCALES], tmp_path_factory.mktemp("scales"))
-    return {sizes: function(*(case.draw(*sizes) for case in SCALES)) for sizes in ((1, 1), (2, 7))}
+    tried = {place: SCALES[place] for place in asked_for(request, "place") or range(len(SCALES))}
+    function = compiled([case.model() for case in tried.values()], tmp_path_factory.mktemp("scales"))
+    sizes = (1, 1), (2, 7)
+    return {n: dict(zip(tried, function(*(case.draw(*n) for case in tried.values())), strict=True)) for n in sizes}
 
 
 @pytest.mark.parametrize("place", range(len(SCALES)))
-def test_scales_of_columns(place: int, of_scales: dict[tuple[int, int], list[np.ndarray]]) -> None:
+def test_scales_of_columns(place: int, of_scales: dict[tuple[int, int], dict[int, np.ndarray]]) -> None:
     """Scales that do not change along K: any rows, several free dims."""
     proto = SCALES[place].model()
     text = import_model(proto, HOST).text

@@ -19,6 +19,7 @@ from onnx_fa.iree.run import function_of, load_module
 from onnx_fa.spec.target import foreign_cpu, parse_target
 from tests.iree.test_linear_sites import graph_of
 from tests.support.joined_models import join_models
+from tests.support.kernel_harness import asked_for
 
 HOST, AMX = parse_target("cpu-host"), parse_target("cpu-amx")
 ROOM = "i = Constant <value = int64[2] {-1, 64}> () o = Constant <value = int64[3] {2, 5, 48}> () "
@@ -49,11 +50,11 @@ X = np.random.default_rng(1).standard_normal((2, 5, 64)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
-def numbers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    """Of all models, compiled as one."""
-    path = tmp_path_factory.mktemp("numbers") / "m.vmfb"
-    compile_model(join_models(list(MODELS.values())), path, HOST, parameters="embed")
-    return dict(zip(MODELS, load_module(path)(*[X] * len(MODELS)), strict=True))
+def numbers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """Of all models that are tried, compiled as one."""
+    path, bodies = tmp_path_factory.mktemp("numbers") / "m.vmfb", asked_for(request, "body") or list(MODELS)
+    compile_model(join_models([MODELS[body] for body in bodies]), path, HOST, parameters="embed")
+    return dict(zip(bodies, load_module(path)(*[X] * len(bodies)), strict=True))
 
 
 @pytest.mark.parametrize("body", BODIES)
@@ -101,7 +102,7 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
     return graph_of(" ".join(lines), outputs=outputs)
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(graphs(), st.integers(1, 9))
 def test_random_graphs(tmp_path: Path, model: onnx.ModelProto, n: int) -> None:
     x = np.random.default_rng(n).standard_normal((2, n, 64)).astype(np.float32)

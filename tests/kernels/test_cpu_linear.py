@@ -28,6 +28,7 @@ from onnx_fa.spec.linear_cases import in_panels
 from onnx_fa.spec.target import Target, foreign_cpu, parse_target
 from onnx_fa.spec.terms import TensorArg
 from tests.support.cpu_targets import cpu_targets
+from tests.support.kernel_harness import cases_asked_for
 from tests.support.linear_cases import CASES, SIZES, bound, draw
 from tests.support.linear_modules import compile_sites
 
@@ -65,13 +66,14 @@ def run(module: Path, operands: list[npt.NDArray[Any]], function: str = "site") 
 
 
 @pytest.fixture(scope="module")
-def modules(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """By the target's name: a module with a function for each plain case."""
+def modules(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """By the target's name: a module with a function for each plain case that is tried."""
+    tried = cases_asked_for(request, "name", "target")
 
     @cache
     def compiled(target: str) -> Path:
         on, output = parse_target(target), tmp_path_factory.mktemp("numbers") / "m.vmfb"
-        compile_sites({name: (packed(CASES[name], on), None) for name in PLAIN}, output, on)
+        compile_sites({name: (packed(CASES[name], on), None) for name in PLAIN if (name, target) in tried}, output, on)
         return output
 
     return compiled

@@ -26,6 +26,7 @@ from onnx_fa.spec.target import Target, foreign_cpu, parse_target
 from onnx_fa.spec.terms import TensorArg
 from tests.kernels.test_cpu_linear import AMX, TOLERANCE, compile_site, packed, pairs_here
 from tests.support.cpu_targets import cpu_targets
+from tests.support.kernel_harness import cases_asked_for
 from tests.support.linear_modules import compile_sites
 
 Array = npt.NDArray[Any]
@@ -77,13 +78,16 @@ def _site(rows: int | str, parts: tuple[int, ...]) -> LinearSpec:
 
 
 @pytest.fixture(scope="module")
-def modules(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """By the target's name: a module with a function for each number of rows and each index of PARTS that a panel fits."""
+def modules(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """By the target's name: a module with a function for each number of rows and each index of PARTS that a panel fits,
+    of those that are tried."""
+    tried = cases_asked_for(request, "rows", "parts", "target")
 
     @cache
     def compiled(target: str) -> Path:
         on, output = parse_target(target), tmp_path_factory.mktemp("numbers") / "m.vmfb"
-        plain = {f"{rows}_{i}_rows": _site(rows, parts) for rows in ROWS for i, parts in enumerate(PARTS)}
+        cases = [(rows, parts) for rows in ROWS for parts in PARTS if (rows, parts, target) in tried]
+        plain = {f"{rows}_{PARTS.index(parts)}_rows": _site(rows, parts) for rows, parts in cases}
         fitting = {name: spec for name, spec in plain.items() if panel_of(spec, on) <= min(spec.parts)}
         compile_sites({f"of_{name}": (packed(spec, on), None) for name, spec in fitting.items()}, output, on)
         return output

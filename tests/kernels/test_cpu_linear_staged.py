@@ -20,6 +20,7 @@ from onnx_fa.spec.target import foreign_cpu, parse_target
 from onnx_fa.spec.terms import TensorArg
 from tests.kernels.test_cpu_linear import HOST, compile_site, packed, run
 from tests.support.cpu_targets import cpu_targets
+from tests.support.kernel_harness import cases_asked_for
 from tests.support.linear_cases import CASES, GATED, RESIDUAL, SIZES, bound, draw
 from tests.support.linear_modules import compile_sites
 
@@ -50,13 +51,16 @@ def panels(spec: LinearSpec, w: Any, panel: int) -> Any:
 
 
 @pytest.fixture(scope="module")
-def modules(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """By the target's name: a module with a function for each case."""
+def modules(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """By the target's name: a module with a function for each case that is tried."""
+    tried = cases_asked_for(request, "name", "target")
 
     @cache
     def compiled(target: str) -> Path:
         on, output = parse_target(target), tmp_path_factory.mktemp("numbers") / "m.vmfb"
-        compile_sites({name: (packed(plain, on), None) for name, plain in EVERY.items()}, output, on)
+        compile_sites(
+            {name: (packed(plain, on), None) for name, plain in EVERY.items() if (name, target) in tried}, output, on
+        )
         return output
 
     return compiled

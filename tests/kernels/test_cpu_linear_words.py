@@ -20,6 +20,7 @@ from onnx_fa.spec.linear_cases import in_panels, packed
 from onnx_fa.spec.target import foreign_cpu, parse_target
 from onnx_fa.spec.terms import TensorArg
 from tests.kernels.test_cpu_linear import compile_site, run
+from tests.support.kernel_harness import cases_asked_for
 from tests.support.linear_cases import CASES, SCALED, SIZES, bound, draw
 from tests.support.linear_modules import compile_sites
 
@@ -58,10 +59,12 @@ def compiled(plain: LinearSpec, folder: Path, flags: tuple[str, ...] = ()) -> Li
 
 
 @pytest.fixture(scope="module")
-def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A module with a function for each case."""
-    output = tmp_path_factory.mktemp("numbers") / "m.vmfb"
-    compile_sites({name: (in_own_panels(plain), None) for name, plain in EVERY.items()}, output, AVX2)
+def every(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A module with a function for each case that is tried."""
+    output, tried = tmp_path_factory.mktemp("numbers") / "m.vmfb", cases_asked_for(request, "name")
+    compile_sites(
+        {name: (in_own_panels(plain), None) for name, plain in EVERY.items() if (name,) in tried}, output, AVX2
+    )
     return output
 
 

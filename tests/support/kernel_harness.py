@@ -70,6 +70,13 @@ def asked_for(
     return list(found)
 
 
+def cases_asked_for(request: pytest.FixtureRequest, *parameters: str) -> set[tuple[Any, ...]]:
+    """`asked_for` of several parameters at once, which all tests that use the fixture have."""
+    tests = [i for i in request.session.items if isinstance(i, pytest.Function) and hasattr(i, "callspec")]
+    using = [i for i in tests if i.getparent(pytest.Module) is request.node and request.fixturename in i.fixturenames]
+    return {tuple(i.callspec.params[p] for p in parameters) for i in using}
+
+
 def indices_to_run(request: pytest.FixtureRequest, of_others: Iterable[int] | None = None) -> list[int] | None:
     """`asked_for` of `index`, sorted."""
     found = asked_for(request, "index", of_others)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +23,6 @@ from onnx_fa.verifier.rounded_to_bf16 import CAP, MOVED, judge_bf16
 from onnx_fa.verifier.verifier import verify
 from tests.support.bf16_models import bf16_attention
 
-ROOT = Path(__file__).resolve().parents[2]
 HOST = parse_target("cpu-host")
 IN_F32 = "runs in float32 (bfloat16 widened) in onnxruntime, onnxruntime refuses it: bfloat16 inputs or outputs"
 verifier = importlib.import_module("onnx_fa.verifier.verifier")
@@ -168,13 +164,6 @@ def test_what_roundings_to_bf16_allow() -> None:
     assert not judge_bf16(Check("", "y", "original", 0.02, 1e-2, False), exact, np.full(4, np.nan, np.float32)).ok
 
 
-def _process(*args: object) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, *map(str, args)], capture_output=True, text=True, env=env, timeout=300, check=False
-    )
-
-
 def test_the_command(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In this process, which has compiled the model."""
     assert main(["verify", str(path), "--seeds", "1"]) == 0
@@ -196,6 +185,6 @@ def test_the_command_on_a_wrong_rewrite(
     assert "MISMATCH" in said.out and "onnx-fa: error:" in said.err and "Traceback" not in said.err
 
 
-def test_the_check_of_the_compile_command(path: Path, tmp_path: Path) -> None:
-    done = _process("-m", "onnx_fa", "compile", path, "-o", tmp_path / "a.vmfb", "--check")
-    assert done.returncode == 0 and f"equals onnxruntime's; the original {IN_F32}" in done.stderr
+def test_the_check_of_the_compile_command(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compile", str(path), "-o", str(tmp_path / "a.vmfb"), "--check"]) == 0
+    assert f"equals onnxruntime's; the original {IN_F32}" in capsys.readouterr().err

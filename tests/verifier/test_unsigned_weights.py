@@ -12,6 +12,7 @@ from onnx import TensorProto as T
 from onnx import helper as h
 from onnx import numpy_helper
 
+from onnx_fa import machine as machines
 from onnx_fa.machine import saturates_bytes
 from onnx_fa.ort_session import ort_session
 from onnx_fa.verifier.unsigned_weights import has_products_of_bytes, with_unsigned_weights
@@ -136,5 +137,6 @@ def test_a_node_without_a_weight_stays() -> None:
 )
 def test_which_processors(monkeypatch: pytest.MonkeyPatch, flags: str, machine: str, cuts: bool) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
+    monkeypatch.setattr(machines, "_cpu_facts", machines._cpu_facts.__wrapped__)
     monkeypatch.setattr(Path, "read_text", lambda self: f"flags : {flags}")
     assert saturates_bytes() is cuts
