@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnx_fa.graph.onnx_inference import write_onesided
 from onnx_fa.graph.ops import constant_tensor, op_of
+from onnx_fa.graph.scaled_sizes import scales_as_run
 
 _CONTENT_BYTES = 1 << 12
 """Constants up to this size take part (as shapes, axes and the like)."""
@@ -80,6 +81,7 @@ def _made_shape(node: ir.Node, value: ir.Value, model: ir.Model) -> ir.Shape | N
         schema = onnx.defs.get_schema(node.op_type, version, node.domain)
         content = {str(v.name): ir.serde.serialize_tensor(t) for v in given if (t := _content(v, model)) is not None}
         types = {str(v.name): ir.serde.serialize_value(v).type for v in given}
+        content |= scales_as_run(proto, types, content)
         opsets = [onnx.helper.make_opsetid(d, n) for d, n in model.graph.opset_imports.items()]
         made = onnx.shape_inference.infer_node_outputs(
             schema,

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.scaled_sizes import infer_as_run
 
 _LARGE = 1000
 """Bytes of an initializer that inference does not get: it follows numbers of shapes, which are small."""
@@ -21,7 +22,7 @@ def infer_by_onnx(model: ir.Model, *, data_prop: bool) -> None:
     try:
         proto = _without_large(model)
         write_onesided(proto.graph.node)
-        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=data_prop)
+        inferred = infer_as_run(proto, lambda each: onnx.shape_inference.infer_shapes(each, data_prop=data_prop))
     except Exception:  # of protobuf, of ONNX, and of onnx_ir for what it cannot write
         return
     found = {info.name: info.type for info in _infos(inferred.graph)}

@@ -6,7 +6,7 @@ tensor is a NumPy array of them, so that what moves elements is NumPy's own func
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any
 
@@ -79,6 +79,15 @@ def data_of(inputs: Inputs) -> Data | None:
     else:
         made = None if rule is None else rule(inputs)
     return made if made is not None and made.size <= MOST_ELEMENTS else None
+
+
+def split_data(node: ir.Node, data: Data | None, shapes: Sequence[Shape | None]) -> dict[ir.Value, Data]:
+    """The elements of what a Split of a vector makes, whose results have these shapes; {} where some length is not known."""
+    lengths = [shape[0] for shape in shapes if shape is not None and len(shape) == 1]
+    sizes = [size for size in lengths if isinstance(size, int) and size >= 0]
+    if data is None or data.ndim != 1 or len(sizes) != len(node.outputs) or sum(sizes) != data.size:
+        return {}
+    return dict(zip(node.outputs, np.split(data, np.cumsum(sizes)[:-1]), strict=True))
 
 
 def _objects(values: Any) -> Data:

@@ -33,7 +33,7 @@ from onnx_fa.graph.named import Named
 from onnx_fa.graph.op_kinds import BROADCASTS, CONVOLVES, MULTIPLIES, REDUCE, SAME
 from onnx_fa.graph.ops import BLOCKED, CONTRIB, STANDARD, attr_int, op_of, typed_attr
 from onnx_fa.graph.resized import resized_dims
-from onnx_fa.graph.shape_data import MOST_ELEMENTS, Data, Inputs, data_of
+from onnx_fa.graph.shape_data import MOST_ELEMENTS, Data, Inputs, data_of, split_data
 from onnx_fa.graph.shape_floats import dim_or_none, numbers_in
 from onnx_fa.graph.shape_rules import (
     Window,
@@ -112,6 +112,8 @@ class SymbolicShapes:
         )
         if data is not None:
             self._data[node.outputs[0]] = data
+        if op_of(node) == "Split":
+            self._data.update(split_data(node, self._elements(node.inputs[0]), self._split(node)))
         for out, value in sure_results(node, condition):
             if (data := self._elements(value)) is not None:
                 self._data[out] = data
@@ -317,7 +319,8 @@ class SymbolicShapes:
         return tuple(dims)
 
     def _split(self, node: ir.Node) -> list[Shape | None]:
-        first = self._in(node, 0)
+        data = self._elements(node.inputs[0])
+        first = self._in(node, 0) if data is None else data.shape
         axis = None if first is None else node_axis(node, len(first))
         if first is None or axis is None:
             return [None] * len(node.outputs)

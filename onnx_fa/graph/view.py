@@ -72,6 +72,7 @@ _FOLDABLE = frozenset(
         "GatherND",
         "Flatten",
         "EyeLike",
+        "ScatterElements",
         "ScatterND",
         "NonZero",
         "ReduceMax",
@@ -79,8 +80,8 @@ _FOLDABLE = frozenset(
         "ReduceSum",
     ]
 )
-# Ops that the reference evaluator goes through one index at a time, of those that the second input holds.
-_LOOPS = frozenset(["GatherND", "ScatterND"])
+# Ops that the reference evaluator goes through one index at a time, of those that the second input holds: rows of it, or numbers.
+_LOOPS = frozenset(["GatherND", "ScatterElements", "ScatterND"])
 _MAX_LOOP_STEPS = 1 << 20
 
 
@@ -178,6 +179,8 @@ class GraphView:
         shape = self._asked_shape(node) if op_of(node) in ("Gather", "Slice") and inputs[0] is None else None
         if shape is not None:
             inputs[0] = np.arange(len(shape))  # which of the dims the node picks
+        if op_of(node) == "ConstantOfShape" and inputs[0] is None:
+            inputs[0] = self._known_dims(value)
         if any(a is None for a, i in zip(inputs, node.inputs, strict=True) if i is not None):
             return None
         feeds = {str(i.name): a for i, a in zip(node.inputs, inputs, strict=True) if i is not None and a is not None}
@@ -195,6 +198,11 @@ class GraphView:
         if len(dims) != len(shape):
             return None
         return np.asarray(dims if op_of(node) == "Shape" else math.prod(dims), np.int64)
+
+    def _known_dims(self, value: ir.Value) -> Array | None:
+        """The shape of a value, where all of it is numbers."""
+        shape = self.shape(value)
+        return None if shape is None else _static_dims(shape, np.arange(len(shape)))
 
     def _asked_shape(self, node: ir.Node) -> tuple[Dim | None, ...] | None:
         """The dims that a node picks from, which may be symbols; None where it picks from something else."""
@@ -320,7 +328,9 @@ def _run_node(node: ir.Node, feeds: dict[str, Array], opset: int) -> Array | Non
         size = None if arrays[0] is None else arrays[0].size * max(1, arrays[0].ndim)
     else:
         size = result_elements(model.graph.node[0], arrays, opset)
-    steps = math.prod(arrays[1].shape[:-1]) if op_of(node) in _LOOPS and arrays[1] is not None else 1
+    steps = 1
+    if op_of(node) in _LOOPS and arrays[1] is not None:
+        steps = arrays[1].size if op_of(node) == "ScatterElements" else math.prod(arrays[1].shape[:-1])
     if size is None or size > MAX_FOLDED_ELEMENTS or steps > _MAX_LOOP_STEPS:
         return None
     try:

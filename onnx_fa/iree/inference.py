@@ -9,6 +9,7 @@ import onnx
 from onnx_fa.graph.bounded import infer_followed
 from onnx_fa.graph.onnx_inference import write_onesided
 from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.scaled_sizes import infer_as_run
 from onnx_fa.graph.site_op import SITE
 from onnx_fa.iree.kernels import PlannedSite
 from onnx_fa.iree.legalise.writer import constants_of
@@ -44,7 +45,7 @@ def infer_types(model: onnx.ModelProto, sites: Mapping[str, PlannedSite], *, dat
             )
     write_onesided(graph.node)
     for _ in range(_INFERENCE_ROUNDS):
-        inferred = infer_followed(light) if data_prop else onnx.shape_inference.infer_shapes(light)
+        inferred = infer_as_run(light, infer_followed if data_prop else onnx.shape_inference.infer_shapes)
         del graph.value_info[:]
         graph.value_info.extend(inferred.graph.value_info)
         if not _refine_slices(graph):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import onnx
 import pytest
@@ -113,6 +115,18 @@ def test_split_concat_pad_tile_and_constant_of_shape() -> None:
     check([h.make_node("Pad", ["x", "pads", "", "axes"], ["y"])], (2, 7), pads=[3, 2], axes=[-1])
     check([h.make_node("Tile", ["x", "n"], ["y"])], (2, 7), n=[3, 2])
     check([h.make_node("Shape", ["x"], ["s"]), h.make_node("ConstantOfShape", ["s"], ["y"])], (2, 7))
+
+
+@pytest.mark.parametrize("sizes", [[1, 1, 1, 1], [2, 2], [1, 3], [0, 4], None])
+@pytest.mark.parametrize("dims", [[2, 5, 1, 7], ["B", 5, "H", 7]])
+def test_split_of_a_shape(sizes: list[int] | None, dims: list[int | str]) -> None:
+    """As TensorFlow's tf.unstack of a tensor's shape is written."""
+    outs = [f"o{i}" for i in range(len(sizes or dims[:2]))]
+    split = h.make_node("Split", ["s", "sizes"] if sizes else ["s"], outs, **({} if sizes else {"num_outputs": 2}))
+    view, _ = view_of([h.make_node("Shape", ["x"], ["s"]), split], dims, **({"sizes": sizes} if sizes else {}))
+    made = [view.dims(o) for n in view.model.graph for o in n.outputs if o.name in outs]
+    ends = np.cumsum([0, *(sizes or [2, 2])])
+    assert made == [tuple(dims[a:b]) for a, b in itertools.pairwise(ends)]
 
 
 @pytest.mark.parametrize("op", ["GlobalAveragePool", "GlobalMaxPool"])

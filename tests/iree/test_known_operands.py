@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,13 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+import onnx_fa
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.compile import import_model
 from onnx_fa.iree.legalise.known_operands import known_bounds, write_known_operands
 from onnx_fa.spec.target import parse_target
 from tests.support.image_nets import Net
+from tests.support.joined_models import join_models
 from tests.support.ort_run import assert_same, run
 
 
@@ -68,6 +71,57 @@ def test_others_that_have_bounds(op: str) -> None:
     assert [constants[node.input[1]] for node in made.graph.node if op_of(node) == op] == [want]
     x: dict[str, Any] = {"x": np.ones((2, 12, 6, 5), np.float32)}
     assert_same(run(model, x), run(made, x))
+
+
+def symmetric(before: tuple[int, int], after: tuple[int, int], *image: int, seed: int = 0) -> onnx.ModelProto:
+    """tf.pad of mode SYMMETRIC as tf2onnx writes it, for a batch that is free: a mirror around the edge, and a Compress that drops
+    the second copy of it, whose condition is computed from the padded image's shape."""
+    n = Net(*image, seed=seed)
+    once = [int(size > 0) for size in (*before, *after)]
+    x = n.add("Pad", n.add("Relu", "x"), n.ints(0, 0, *once[:2], 0, 0, *once[2:]), mode="edge")
+    x = n.add("Pad", x, n.ints(0, 0, *before, 0, 0, *after), mode="reflect")
+    sizes = n.add("Split", n.add("Shape", x), outputs=4)
+    true = onnx.helper.make_tensor("true", onnx.TensorProto.BOOL, [1], [True])
+    for axis in (2, 3):
+        gone = [p for p, is_in in ((before[axis - 2], once[axis - 2]), (-after[axis - 2] - 1, once[axis])) if is_in]
+        all_of = n.add("ConstantOfShape", sizes[axis], value=true)
+        if gone:
+            kept = n.add("ScatterElements", all_of, n.ints(*gone), n.const(np.zeros(len(gone), np.bool_)))
+            x = n.add("Compress", x, kept, axis=axis)
+    return n.model(n.add("Identity", x))
+
+
+PADS = [((1, 2), (2, 1)), ((0, 1), (3, 0)), ((2, 0), (0, 2)), ((0, 0), (0, 0))]
+
+
+@pytest.mark.parametrize("seed", range(len(PADS)))
+def test_conditions_of_known_sizes_are_constants(seed: int) -> None:
+    before, after = PADS[seed]
+    model = symmetric(before, after, 3, 5 + seed, 4)
+    made = written(model)
+    constants = {t.name: onnx.numpy_helper.to_array(t) for t in made.graph.initializer}
+    chosen = [constants[node.input[1]] for node in made.graph.node if op_of(node) == "Compress"]
+    assert len(chosen) == sum(map(bool, np.add(before, after))) and all(each.dtype == np.bool_ for each in chosen)
+    x = {"x": np.random.default_rng(seed).standard_normal((2, 3, 5 + seed, 4)).astype(np.float32)}
+    assert_same(run(model, x), run(made, x))
+
+
+def test_conditions_of_free_sizes_stay() -> None:
+    model = symmetric((1, 1), (1, 1), 3, 5, 4)
+    for axis, name in ((2, "H"), (3, "W")):
+        model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = name
+    del model.graph.value_info[:]
+    assert not known_bounds(ir.from_proto(model))
+
+
+def test_symmetric_pads_compile(tmp_path: Path) -> None:
+    models = [symmetric(*pads, 3, 5 + i, 4, seed=i) for i, pads in enumerate(PADS[:2])]
+    joined = join_models(models, own_dims=True)
+    x = [np.random.default_rng(i).standard_normal((2, 3, 5 + i, 4)).astype(np.float32) for i in range(2)]
+    feeds = {given.name: array for given, array in zip(joined.graph.input, x, strict=True)}
+    onnx_fa.compile(joined, tmp_path / "m.vmfb")
+    for found, want in zip(onnx_fa.run(tmp_path / "m.vmfb", *x), run(joined, feeds), strict=True):
+        np.testing.assert_array_equal(found, want)
 
 
 def shared_weight() -> onnx.ModelProto:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +48,12 @@ def model_of(
         if numbers:
             graph.initializer.append(numpy_helper.from_array(np.array(numbers, dtype), name))
     return h.make_model(graph, opset_imports=[h.make_opsetid("", 19)], ir_version=9)
+
+
+def declared(model: onnx.ModelProto, dims: Dims) -> onnx.ModelProto:
+    """The model, whose file says this of its result."""
+    model.graph.output[0].CopyFrom(h.make_tensor_value_info("y", TensorProto.FLOAT, dims))
+    return model
 
 
 def drawn(seed: int) -> tuple[list[int], dict[str, Any]]:
@@ -104,7 +109,7 @@ def test_any_mode() -> None:
         try:
             written = legalized(model)
         except ModelError as e:
-            assert re.search("long, and onnxruntime|as near as f32 can tell", str(e)) or not want.size, f"{seed}: {e}"
+            assert "as near as f32 can tell" in str(e) or not want.size, f"{seed}: {e}"
             continue
         if any(node.op_type == "Resize" for node in written.graph.node):
             continue  # IREE takes it
@@ -194,8 +199,8 @@ def test_sizes_that_are_computed_but_known(tmp_path: Path) -> None:
             'node \'resize\': Resize of mode "nearest" by "half_pixel_symmetric", where two rows are as near',
         ),
         (
-            model_of([1, 2, 3, 6], scales=[1, 1, 2, 7 / 6], mode="linear"),
-            "node 'resize': Resize whose axis 3 onnx takes to become 6 long, and onnxruntime 7",
+            declared(model_of([1, 2, 3, 6], scales=[1, 1, 2, 7 / 6], mode="linear"), [1, 2, 6, 6]),
+            "node 'resize': Resize whose axis 3 the file says becomes 6 long, and onnxruntime 7",
         ),
     ],
 )

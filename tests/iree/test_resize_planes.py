@@ -21,7 +21,7 @@ from onnx_fa.iree.run import load_module
 from onnx_fa.iree.vmfb_facts import inspect_vmfb
 from onnx_fa.kernels.cpu.resample import ResampledPlanes
 from onnx_fa.spec.target import Target, parse_target
-from tests.iree.test_resize_known import Dims, model_of
+from tests.iree.test_resize_known import Dims, declared, model_of
 from tests.support.check_text import check_text
 from tests.support.joined_models import join_models
 from tests.support.ort_run import Array, run
@@ -170,9 +170,26 @@ def test_left_by_targets() -> None:
         assert "Resize" in written(model, target)
 
 
-def test_another_size_than_onnx_infers() -> None:
-    with pytest.raises(ModelError, match="axis 3 onnx takes to become 6 long, and onnxruntime 7"):
-        written(model_of([1, 2, 3, 6], scales=[1, 1, 2, 7 / 6], mode="linear"))
+def test_another_size_than_a_file_says() -> None:
+    with pytest.raises(ModelError, match="axis 3 the file says becomes 6 long, and onnxruntime 7"):
+        written(declared(model_of([1, 2, 3, 6], scales=[1, 1, 2, 7 / 6], mode="linear"), [1, 2, 6, 6]))
+
+
+def test_scales_that_are_quotients_of_sizes(tmp_path: Path) -> None:
+    """As tf2onnx writes them: 11 * (17 / 11) is 17 in f32, and less in f64. By the kernel, and by the compiler alone."""
+    by = [1.0, 1.0, float(np.float32(9) / np.float32(5)), float(np.float32(17) / np.float32(11))]
+    hows = [("linear", "half_pixel"), ("linear", "align_corners"), ("nearest", "half_pixel"), ("cubic", "half_pixel")]
+    models = [model_of(["B", 2, 5, 11], scales=by, mode=mode, coordinate_transformation_mode=how) for mode, how in hows]
+    models.append(model_of(["B", 2, "H", 11], scales=[1.0, 1.0, 2.0, by[3]], mode="linear"))
+    joined = join_models(models, own_dims=True)
+    x = np.random.default_rng(0).standard_normal((3, 2, 5, 11)).astype(np.float32)
+    feeds = {given.name: x for given in joined.graph.input}
+    for kernels in ("auto", "iree"):
+        compile_model(joined, tmp_path / "m.vmfb", target=replace(HOST, kernels=kernels))
+        got = load_module(tmp_path / "m.vmfb")(*feeds.values())
+        for found, want in zip(got, run(joined, feeds, optimise=False), strict=True):
+            assert found.shape == want.shape and want.shape[3] == 17
+            np.testing.assert_allclose(found, want, rtol=1e-4, atol=2e-5)
 
 
 def test_text() -> None:

@@ -1,6 +1,6 @@
 """Operands that a graph computes although they are known: bounds that are computed from the sizes of weights or of images whose
-channels are known, which exporters write for models with free sizes, and weights under other names. Rules that read constants see
-them so."""
+channels are known, which exporters write for models with free sizes, conditions of a Compress that are (tf2onnx's symmetric pads),
+and weights under other names. Rules that read constants see them so."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.iree.legalise.writer import all_nodes
 
-_BOUNDED = ("Slice", "Pad", "Split")
-"""Operators that have whole numbers behind their first operand, which say what of it is taken."""
+_BOUNDED = ("Slice", "Pad", "Split", "Compress")
+"""Operators that have whole numbers behind their first operand, or truths, which say what of it is taken."""
 
 
-def known_bounds(model: ir.Model) -> dict[str, list[int]]:
-    """The values by which nodes of the main graph cut and pad that are computed there, and that every run computes the same."""
-    view, found = GraphView(model), dict[str, list[int]]()
+def known_bounds(model: ir.Model) -> dict[str, list[int] | list[bool]]:
+    """The values by which nodes of the main graph cut, pad and choose that are computed there, and that every run computes the
+    same."""
+    view, found = GraphView(model), dict[str, list[int] | list[bool]]()
     for node in model.graph:
         if op_of(node) not in _BOUNDED:
             continue
         for value in node.inputs[1:]:
-            if value is None or value.producer() is None or value.dtype not in (ir.DataType.INT64, None):
+            if value is None or value.producer() is None:
+                continue
+            if op_of(node) == "Compress" and value.name and (chosen := view.const(value)) is not None:
+                found[value.name] = chosen.astype(np.bool_).ravel().tolist()
+            if value.dtype not in (ir.DataType.INT64, None):
                 continue
             dims = view.dims(value)
             numbers = [d for d in dims or () if isinstance(d, int)]
@@ -40,7 +45,7 @@ def _is_vector(view: GraphView, value: ir.Value) -> bool:
     return shape is not None and len(shape) == 1
 
 
-def write_known_operands(model: onnx.ModelProto, bounds: Mapping[str, Sequence[int]]) -> None:
+def write_known_operands(model: onnx.ModelProto, bounds: Mapping[str, Sequence[int] | Sequence[bool]]) -> None:
     """Gives nodes those bounds as constants, and weights by their own names instead of by those of Identities, in place."""
     graph = model.graph
     weights = {t.name for t in graph.initializer} - {v.name for v in graph.input}
@@ -61,4 +66,5 @@ def write_known_operands(model: onnx.ModelProto, bounds: Mapping[str, Sequence[i
             if i and name in bounds:
                 node.input[i] = written.setdefault(name, f"{name}/known")
     for name, constant in written.items():
-        graph.initializer.append(numpy_helper.from_array(np.array(bounds[name], np.int64), constant))
+        kind = np.bool_ if all(isinstance(each, bool) for each in bounds[name]) else np.int64
+        graph.initializer.append(numpy_helper.from_array(np.array(bounds[name], kind), constant))

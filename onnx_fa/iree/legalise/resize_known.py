@@ -27,7 +27,7 @@ _TORCH = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")
 def resize_known(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """False where IREE takes the node as it is, of integers, and where matrices would be large. Where elements are weighed, what is
     not finite makes NaN of the others along its axes: zeros multiply it. Raises ModelError for attributes that IREE refuses over
-    sizes that only a run knows, and where onnx infers another shape than onnxruntime gives."""
+    sizes that only a run knows, and where a file says another shape than onnxruntime gives."""
     axes, why = axes_of(g, node), _refused(g, node)
     if attr_of(node, "keep_aspect_ratio_policy", b"stretch") != b"stretch" and min(attr_of(node, "axes", [0])) < 0:
         raise ModelError(
@@ -175,7 +175,7 @@ def check_sizes(g: GraphWriter, node: onnx.NodeProto, axes: dict[int, ResizedAxi
     for place, axis in axes.items():
         if told is not None and isinstance(told[place], int) and told[place] != axis.made:
             raise ModelError(
-                f"node {node.name!r}: Resize whose axis {place} onnx takes to become {told[place]} long, and onnxruntime "
+                f"node {node.name!r}: Resize whose axis {place} the file says becomes {told[place]} long, and onnxruntime "
                 f"{axis.made}; give it sizes"
             )
 

@@ -29,7 +29,7 @@ _CROP = b"tf_crop_and_resize"
 
 def resize_planes(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """False for what is no such Resize, and where sizes along more than one of the other axes are free. Raises ModelError where
-    onnx infers another shape than onnxruntime gives."""
+    a file says another shape than onnxruntime gives."""
     mode = attr_of(node, "mode", b"nearest")
     plain = attr_of(node, "coordinate_transformation_mode", b"half_pixel") != _CROP and not attr_of(
         node, "antialias", 0

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.growing import PAST_ROWS
 from onnx_fa.graph.ops import CONTRIB, FUSED_MATMULS, STANDARD, op_of
+from onnx_fa.graph.scaled_sizes import infer_as_run
 from onnx_fa.iree.legalise import (
     activations,
     byte_ops,
@@ -133,7 +134,7 @@ def _expanded(model: onnx.ModelProto) -> onnx.ModelProto:
     except RuntimeError as e:
         ops = ", ".join(sorted({op_of(n) for n in all_nodes(model.graph)} & set(EXPAND)))
         raise ModelError(f"onnx cannot write out the function bodies of {ops}: {' '.join(str(e).split())}") from e
-    return onnx.shape_inference.infer_shapes(out)
+    return infer_as_run(out, onnx.shape_inference.infer_shapes)
 
 
 def _rewrite(
