@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,9 @@ from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.legalise import channels_last
 from onnx_fa.iree.legalise.channels_last import put_channels_last
 from onnx_fa.iree.legalise.convolutions import CONV_SITE
+from onnx_fa.iree.legalise.writer import attr_of
 from onnx_fa.iree.run import load_module
-from onnx_fa.kernels.cpu.window import panel_of, tiles_for
+from onnx_fa.kernels.cpu.window import is_slim, panel_of, tiles_for
 from onnx_fa.spec.target import parse_target
 from onnx_fa.spec.windows import WindowSpec
 from tests.iree.test_convolutions import ConvSite
@@ -41,6 +43,7 @@ CASES = [
     ((9, 10), 24, 24, (3, 3), {"group": 24}),
     ((12, 6), 40, 40, (5, 5), {"group": 40, "strides": [2, 1], "pads": [2, 2, 2, 2]}),
     ((6, 9), 16, 16, (7, 7), {"group": 16, "pads": [3, 3, 3, 3]}),
+    ((5, 15), 20, 20, (3, 3), {"group": 20, "dilations": [1, 2], "pads": [1, 2, 1, 2]}),
 ]
 IDS = [f"{k[0]}x{k[1]}-{h}x{w}-{m}" + "".join(f"-{n}" for n in a) for (h, w), _, m, k, a in CASES]
 
@@ -96,6 +99,27 @@ def test_tiles_lie_within_a_line(width: int, target: onnx_fa.spec.target.Target)
         1, 1, 8, 32, (6, width), (3, 3), (1, 1), (1, 1), panel_of(32, target), x_last=True, last=True, pads=(1,) * 4
     )
     assert 4 <= tiles_for(spec, target).rows <= width
+
+
+def depthwise(width: int, stride: int, target: onnx_fa.spec.target.Target) -> WindowSpec:
+    window = (6, width), (3, 3), (stride, stride), (1, 1)
+    options = {"x_last": True, "last": True, "depthwise": True, "pads": (1,) * 4}
+    return WindowSpec(1, 1, 24, 24, *window, panel_of(24, target), **options)  # type: ignore[arg-type]
+
+
+def test_panels_of_one_vector() -> None:
+    """Where neighbouring windows of a channel share numbers, and 16 registers hold them and a few sums."""
+    assert is_slim(depthwise(14, 1, NARROW), NARROW)
+    assert not is_slim(depthwise(14, 2, NARROW), NARROW)
+    assert not is_slim(depthwise(14, 1, WIDE), WIDE)
+    slim = replace(depthwise(14, 1, NARROW), panel=8)
+    assert tiles_for(slim, NARROW).rows == 7
+    assert tiles_for(slim, NARROW).across * 8 == tiles_for(depthwise(14, 2, NARROW), NARROW).across * 24
+    model = convolution(IDS.index("3x3-9x10-24-group"))
+    infer_types(model, {})
+    put_channels_last(model, target=NARROW)
+    panels = [attr_of(node, "panel", 0) for node in model.graph.node if op_of(node) == CONV_SITE]
+    assert 8 in panels
 
 
 def test_few_places_in_a_line_are_copied() -> None:

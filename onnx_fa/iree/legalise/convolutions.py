@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.legalise.conv_shapes import SLICE_OPSET, ConvShape, conv_shape, is_turned, pad_image
 from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter
-from onnx_fa.kernels.cpu.window import blocks_of, panel_of, takes
+from onnx_fa.kernels.cpu.window import blocks_of, is_slim, panel_of, takes
 from onnx_fa.spec.expr_json import from_json
 from onnx_fa.spec.terms import Dim, FloatType, TensorArg
 from onnx_fa.spec.windows import WindowSpec
@@ -147,7 +147,8 @@ def depthwise_spec(g: GraphWriter, shape: ConvShape, bias: bool) -> WindowSpec |
     if not (panel := panel_of(n, g.cpu)):
         return None
     window = shape.padded, shape.kernel, shape.strides, shape.dilations
-    return WindowSpec(shape.images, 1, n, n, *window, panel, bias, last=True, x_last=True, depthwise=True)
+    spec = WindowSpec(shape.images, 1, n, n, *window, panel, bias, last=True, x_last=True, depthwise=True)
+    return replace(spec, panel=g.cpu.lanes) if is_slim(spec, g.cpu) else spec
 
 
 def _panels(g: GraphWriter, weight: str, spec: WindowSpec, hint: str) -> str:

@@ -19,6 +19,10 @@ _TALL = {32: {1: 16, 2: 8, 3: 8}, 16: {1: 12, 2: 6, 3: 4}}
 """Rows of a register tile at most, by the processor's registers and the tile's vectors: their sums, the weights and an element of x
 fit."""
 
+_SLIM_TALL, _SLIM_ACROSS = 7, 12
+"""Rows of a register tile at most and panels of a workgroup, of depthwise windows with panels of one vector: besides seven sums the
+numbers of x that taps share have registers, and lines of images are most often multiples of seven."""
+
 
 def panel_of(columns: int, target: Target) -> int:
     """The columns of a panel for a group of so many; 0 where no kernel takes them: where they do not fill a vector."""
@@ -40,6 +44,13 @@ def blocks_of(groups: int, columns: int, target: Target) -> int:
     return w // columns
 
 
+def is_slim(spec: WindowSpec, target: Target) -> bool:
+    """Whether a depthwise convolution has panels of one vector: where 16 registers are to hold what neighbouring windows share
+    too. With the sums of three vectors the compiler would put these on the stack and back for every tap."""
+    overlaps = spec.strides[-1] == 1 and spec.kernel[-1] > 1 and spec.places[-1] > 1
+    return spec.depthwise and target.registers == 16 and overlaps and target.lanes <= spec.N
+
+
 def takes(spec: WindowSpec) -> bool:
     """Whether the kernel is to stand for a convolution."""
     return spec.x_last or spec.rows >= _LEAST_PLACES
@@ -49,12 +60,13 @@ def tiles_for(spec: WindowSpec, target: Target) -> WindowTiles:
     """Tiles that leave few places over."""
     if spec.rows < _LEAST_PLACES:
         return WindowTiles(target.lanes, spec.rows, 1, _ACROSS)
-    most = _TALL[target.registers][spec.panel // target.lanes]
+    slim = is_slim(spec, target) and spec.panel == target.lanes
+    most = _SLIM_TALL if slim else _TALL[target.registers][spec.panel // target.lanes]
     rows = spec.places[-1] if spec.pads else spec.rows  # of a line
     # What channels first are written from is turned by fours.
     heights = range(min(most, rows), min(3, rows - 1), -1) if spec.last else range(min(most, rows) // 4 * 4, 3, -4)
     tall = tile_height(rows, (n for n in heights if 2 * n > most or rows <= most), most)
-    return WindowTiles(target.lanes, tall, _DOWN, _ACROSS)
+    return WindowTiles(target.lanes, tall, _DOWN, _SLIM_ACROSS if slim else _ACROSS)
 
 
 def emit_window(spec: WindowSpec, target: Target) -> dict[str, str]:

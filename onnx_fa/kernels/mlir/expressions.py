@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from onnx_fa.kernels.mlir.functions import erf, one_plus_exp_of_minus, sigmoid_factor
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.kernels.plan.score import LOG2, LOG2E, MASK_FLOOR, kind
 from onnx_fa.spec.dtypes import F32_MAX
@@ -31,25 +32,6 @@ _FLOAT_UNARY = {
     "Ceil": "math.ceil",
     "Round": "math.roundeven",
 }
-ERF_TOP = (
-    1.1283791521131254,
-    0.18730616975006642,
-    0.05241819920954013,
-    0.0036526475218134615,
-    0.0002859382886223228,
-    2.123114802191025e-06,
-)
-ERF_BELOW = (
-    1.0,
-    0.4993286758672466,
-    0.11289956487960905,
-    0.01474228825949122,
-    0.001141676667121838,
-    3.889784517181885e-05,
-)
-ERF_IS_ONE = 3.8325069
-"""erf(x) / x is the quotient of these sums of powers of x^2, the lowest first, up to where f32 has no number between erf(x) and 1:
-a fit by least squares with Lawson's weights, whose relative error is 1.4e-8, and 3.5e-7 in f32 arithmetic."""
 _BINARY = {
     "Add": ("arith.addf", "arith.addi"),
     "Sub": ("arith.subf", "arith.subi"),
@@ -171,9 +153,22 @@ class ExprVectors:
             if isinstance(expr, Constant):
                 return self._constant(expr)
             assert isinstance(expr, Apply), expr
+            result = self._times_sigmoid(expr, known, memo)
+        if result is None:
+            assert isinstance(expr, Apply), expr
             result = self._op(expr, [self.emit(a, known, memo) for a in expr.args])
         memo[expr] = result
         return result
+
+    def _times_sigmoid(
+        self, expr: ScoreExpr, known: Callable[[ScoreExpr], Vector | None], memo: dict[ScoreExpr, Vector]
+    ) -> Vector | None:
+        """A product with a sigmoid as one quotient, of vectors; None for anything else."""
+        found = sigmoid_factor(expr)
+        if found is None or self.t.width == 1:
+            return None
+        y, x = (self.emit(e, known, memo) for e in found)
+        return self._let("arith.divf", "f32", y, Vector(one_plus_exp_of_minus(self.t, x.value), "f32"))
 
     def type(self, element: str) -> str:
         return self.t.type(element)
@@ -230,7 +225,7 @@ class ExprVectors:
         if name in _BINARY:
             floats, ints = _BINARY[name]
             if x.element == "f32":
-                return self._let(floats, "f32", *args)
+                return self._bounded(expr, args) or self._let(floats, "f32", *args)
             args = self._ints(args, expr)
             return self._let(ints, args[0].element, *args)
         if name in _COMPARE:
@@ -269,7 +264,7 @@ class ExprVectors:
             case "Pow":
                 return self._power(expr, args)
             case "Erf":
-                return self._erf(x)
+                return Vector(erf(self.t, x.value), "f32")
             case "Sigmoid":
                 return self._sigmoid(x)
             case "Softplus":
@@ -281,7 +276,18 @@ class ExprVectors:
                 return Vector(self.in_log2(x.value), "f32")
         raise AssertionError(name)
 
+    def _bounded(self, expr: Apply, args: list[Vector]) -> Vector | None:
+        """Vectors that a constant bounds, by one instruction; what is NaN stays NaN. None for anything else."""
+        choose = {"Max": self.t.maximum, "Min": self.t.minimum}.get(expr.op)
+        constant = [isinstance(a, Float) and not math.isnan(a.value) for a in expr.args]
+        if choose is None or self.t.width == 1 or not any(constant):
+            return None
+        bound, x = args if constant[0] else reversed(args)
+        return Vector(choose(bound.value, x.value), "f32")
+
     def _relu(self, x: Vector) -> Vector:
+        if self.t.width > 1:
+            return Vector(self.t.maximum(self._float(0.0), x.value), "f32")
         return self._let("arith.maximumf", "f32", x, Vector(self._float(0.0), "f32"))
 
     def _conversion(self, name: str, x: Vector) -> Vector:
@@ -346,23 +352,15 @@ class ExprVectors:
         return self._let("math.exp", "f32", self._let("arith.negf", "f32", self._let("math.absf", "f32", x)))
 
     def _sigmoid(self, x: Vector) -> Vector:
-        """1 / (1 + e^-x), with e^-|x| so that nothing overflows and small results keep their digits."""
+        """1 / (1 + e^-x); of single numbers with e^-|x| by the compiler, so that nothing overflows and small results keep their
+        digits."""
+        if self.t.width > 1:
+            below = Vector(one_plus_exp_of_minus(self.t, x.value), "f32")
+            return self._let("arith.divf", "f32", Vector(self._float(1.0), "f32"), below)
         one, zero = (Vector(self._float(v), "f32") for v in (1.0, 0.0))
         e = self._exp_of_minus_abs(x)
         top = self._select(self._test("olt", x, zero), e, one)
         return self._let("arith.divf", "f32", top, self._let("arith.addf", "f32", one, e))
-
-    def _erf(self, x: Vector) -> Vector:
-        """x P(x^2) / Q(x^2), which takes half as long as the compiler's choice among several polynomials; and +-1 where no float
-        lies between erf and that. NaN stays NaN."""
-        square = self._let("arith.mulf", "f32", x, x)
-        top, below = (
-            Vector(self.t.polynomial(square.value, factors, "math.fma"), "f32") for factors in (ERF_TOP, ERF_BELOW)
-        )
-        found = self._let("arith.divf", "f32", self._let("arith.mulf", "f32", x, top), below)
-        end = self._let("math.copysign", "f32", Vector(self._float(1.0), "f32"), x)
-        size = self._let("math.absf", "f32", x)
-        return self._select(self._test("oge", size, Vector(self._float(ERF_IS_ONE), "f32")), end, found)
 
     def _power(self, expr: Apply, args: list[Vector]) -> Vector:
         power = expr.args[1]

@@ -63,6 +63,10 @@ class Lanes(Text):
         """a > b ? a : b, one instruction on most machines (unlike arith.maximumf); b where either is NaN."""
         return self.select(self.compare("ogt", a, b), a, b)
 
+    def minimum(self, a: str, b: str) -> str:
+        """a < b ? a : b, likewise."""
+        return self.select(self.compare("olt", a, b), a, b)
+
     def broadcast(self, scalar: str, type_: str = "f32") -> str:
         return self.let(f"vector.broadcast {scalar} : {type_} to vector<{self.width}x{type_}>")
 
