@@ -10,8 +10,10 @@ import pytest
 
 from onnx_fa.iree.run import load_module
 from onnx_fa.kernels.cpu.linear import emit_linear, panel_of
+from onnx_fa.kernels.mlir.expressions import ExprVectors, IntBounds, Vector
 from onnx_fa.kernels.mlir.functions import sigmoid_factor
-from onnx_fa.spec.expr import SCORE, Apply, Float, ScoreExpr
+from onnx_fa.kernels.mlir.vectors import Lanes
+from onnx_fa.spec.expr import SCORE, Apply, Float, ScoreExpr, Tensor
 from onnx_fa.spec.linear import LinearSpec
 from onnx_fa.spec.linear_cases import in_panels
 from onnx_fa.spec.target import parse_target
@@ -98,6 +100,16 @@ def test_product_with_a_sigmoid_is_a_quotient() -> None:
         assert "math.exp" not in text and text.count("arith.divf") > 0, name
         assert products == (0 if name == "silu" else text.count("arith.divf")), name
     assert sigmoid_factor(Apply("Add", SCORE, SIGMOID)) is None
+
+
+def test_a_sigmoid_that_is_there_is_multiplied_by() -> None:
+    """A loop has it from outside, where what it is made of is not known."""
+    t, x, made = Lanes(8), Tensor(0), Apply("Sigmoid", Tensor(0))
+    there = {SCORE: Vector("%score", "f32"), made: Vector("%made", "f32")}
+    emitter = ExprVectors(t, IntBounds(1, 1, ()), [])
+    for known, memo in ((there.get, dict[ScoreExpr, Vector]()), ({SCORE: there[SCORE]}.get, {made: there[made]})):
+        emitter.emit(Apply("Mul", SCORE, Apply("Sigmoid", x)), known, memo)
+        assert "arith.mulf %score, %made" in t.render()[-1]
 
 
 def test_bounds_are_single_instructions() -> None:

@@ -163,9 +163,13 @@ class ExprVectors:
     def _times_sigmoid(
         self, expr: ScoreExpr, known: Callable[[ScoreExpr], Vector | None], memo: dict[ScoreExpr, Vector]
     ) -> Vector | None:
-        """A product with a sigmoid as one quotient, of vectors; None for anything else."""
+        """A product with a sigmoid as one quotient, of vectors; None for anything else, and where the sigmoid is there already: of
+        what does not change in a loop, that alone is known, and not what it is made of."""
         found = sigmoid_factor(expr)
         if found is None or self.t.width == 1:
+            return None
+        made = Apply("Sigmoid", found[1])
+        if made in memo or known(made) is not None:
             return None
         y, x = (self.emit(e, known, memo) for e in found)
         return self._let("arith.divf", "f32", y, Vector(one_plus_exp_of_minus(self.t, x.value), "f32"))
