@@ -122,15 +122,10 @@ class PaddedBody(WindowBody):
             )
 
         own = [sums[i * n + j] for i in places for j in range(n)]
-        made = own
         if some == count:
-            made = channels("", list(own))
+            made = channels("", own)
         else:
-            made = t.loop(
-                (t.index(0), t.index(count), t.index(some)),
-                [(v, t.vec) for v in own],
-                lambda c, v: channels(c, list(v)),
-            )
+            made = t.loop((t.index(0), t.index(count), t.index(some)), [(v, t.vec) for v in own], channels)
         sums = list(sums)
         for at, i in enumerate(places):
             sums[i * n : (i + 1) * n] = made[at * n : (at + 1) * n]
