@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -79,7 +80,7 @@ def run_limited(
     mapped libraries and thread stacks, which cost nothing. OSError (no such program) passes through.
     """
     # Files, not pipes: a killed child's grandchildren may hold a pipe open, and stderr may be large.
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, contextlib.ExitStack() as closing:
         start = time.monotonic()
         child: subprocess.Popen[bytes] | None = None
         ending: Ending = "ok"
@@ -96,6 +97,7 @@ def run_limited(
                     start_new_session=True,
                     preexec_fn=dies_with_parent(become_batch_job if batch else None),
                 )
+            wait = _waiter(child.pid, closing)
             pause = _POLL_S[0]
             while not (usage := _ended(child)):
                 peak = max(peak, _group_rss(child.pid), _high_water(child.pid))
@@ -106,7 +108,7 @@ def run_limited(
                         ending = "timeout"
                     if ending != "ok":
                         kill_group(child.pid)
-                time.sleep(pause)
+                wait(pause)
                 pause = min(pause * 1.1, _POLL_S[1])
             peak = peak if peak > _LOADED else usage  # too short to be seen, or seen while it was being loaded
         finally:
@@ -137,6 +139,20 @@ def _interrupts_held() -> Iterator[None]:
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
     if held:
         signal.raise_signal(held[0])
+
+
+def _waiter(pid: int, closing: contextlib.ExitStack) -> Callable[[float], object]:
+    """What waits for so many seconds, or, where the system can tell (Linux), until the program ends."""
+    if not hasattr(os, "pidfd_open"):
+        return time.sleep
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:  # a container's seccomp filter, or no descriptor is left
+        return time.sleep
+    closing.callback(os.close, descriptor)
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return lambda seconds: poll.poll(seconds * 1000)
 
 
 def _ended(child: subprocess.Popen[bytes]) -> int:
