@@ -199,7 +199,11 @@ def _is_weight(g: GraphWriter, w: str) -> bool:
     if g.cpu is None or g.is_constant(w):
         return g.comes_of_constants(w)
     node = g.maker(w)
-    return node is not None and op_of(node) in ("Reshape", "Transpose") and all(_is_weight(g, x) for x in node.input)
+    return (
+        node is not None
+        and op_of(node) in ("Reshape", "Transpose", "Slice", "Concat")
+        and all(_is_weight(g, x) for x in node.input)
+    )
 
 
 def _as_stored(g: GraphWriter, w: str, *, transposed: bool) -> tuple[str, bool, FloatType | Literal[""]]:
