@@ -161,7 +161,15 @@ def _projection(view: GraphView, node: ir.Node) -> _Projection | None:
     projection = _Projection(node, weight, bias, value, reshape, lead, dims, perm, part, takers[1])
     ends = projection.ranges()
     apart = all(first[1] <= second[0] for first, second in pairwise(ends))
-    return projection if apart and len(ends) > 1 else None
+    if not apart or len(ends) < 2 or (part == len(dims) - 1 and not _are_heads(ends)):
+        return None
+    return projection
+
+
+def _are_heads(parts: Sequence[tuple[int, int]]) -> bool:
+    """Whether parts of a last axis are q, k and v of a head. Two of them may be what a rotary embedding turns of a head, and what it
+    leaves, and are found as such where they lie beside each other."""
+    return len(parts) > 2 and len({end - start for start, end in parts}) == 1
 
 
 def _rows_end(shape: Sequence[Dim | None], columns: int) -> int | None:
