@@ -167,8 +167,8 @@ def _projection(view: GraphView, node: ir.Node) -> _Projection | None:
 
 
 def _are_heads(parts: Sequence[tuple[int, int]]) -> bool:
-    """Whether parts of a last axis are q, k and v of a head. Two of them may be what a rotary embedding turns of a head, and what it
-    leaves, and are found as such where they lie beside each other."""
+    """Whether parts of a last axis are q, k and v of a head. Two of them may be what a rotary embedding turns of a head, and what
+    it leaves, and are found as such where they lie beside each other."""
     return len(parts) > 2 and len({end - start for start, end in parts}) == 1
 
 
