@@ -36,6 +36,7 @@ from onnx_fa.iree.legalise.bodies_alone import prepare_bodies
 from onnx_fa.iree.legalise.broadcasts import doubtful_sizes, write_checks
 from onnx_fa.iree.legalise.channels_last import put_channels_last
 from onnx_fa.iree.legalise.conv_epilogues import fuse_epilogues
+from onnx_fa.iree.legalise.conv_transpose import write_shuffled
 from onnx_fa.iree.legalise.input_sizes import named_sizes
 from onnx_fa.iree.legalise.joined_products import join_products
 from onnx_fa.iree.legalise.known_operands import known_bounds, write_known_operands
@@ -118,6 +119,8 @@ def import_mlir(
         typed = raised
         infer_types(typed, sites, data_prop=data_prop)
     facts = thread_facts(typed, {name: site.spec for name, site in sites.items()}, target)
+    if write_shuffled(typed, held, target=target):
+        infer_types(typed, sites, data_prop=data_prop)
     put_channels_last(typed, held, target=target)
     proto = legalize(typed, held, target=target)
     check_known(proto.graph, sites)

@@ -4,17 +4,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import TensorProto, helper
 
 from onnx_fa.errors import ModelError
+from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.conv_forms import write_conv
+from onnx_fa.iree.legalise.sequence_conv import sequence_conv
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
+from onnx_fa.spec.target import Target
 
 _END = (1 << 31) - 1
 
@@ -84,10 +88,10 @@ def conv_transpose(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """Of any attributes and weight, over one axis or more, of free sizes too; false for what IREE takes. Where windows are no
     multiple of the stride, what is not finite makes NaN of a few rows beside those that it reaches: zeros multiply it there. Raises
     ModelError for an `output_shape` of a free size, whose pads only a run knows, and for a weight whose sizes are not static."""
-    if _is_plain(node):
-        return False
     weight = g.shape(node.input[1])
     sizes = [d for d in weight or () if isinstance(d, int)]
+    if _is_plain(node) and not (g.cpu is not None and _is_even(node, sizes[2:])):
+        return False
     if weight is None or len(sizes) < len(weight) or len(sizes) < 3 or min(sizes) < 1:
         raise ModelError(f"node {node.name!r}: ConvTranspose with a weight whose sizes are not static (--dim)")
     groups, hint = attr_of(node, "group", 1), node.name or "ConvTranspose"
@@ -105,9 +109,11 @@ def conv_transpose(g: GraphWriter, node: onnx.NodeProto) -> bool:
         ("pads", [low for low, _ in pads] + [high for _, high in pads]),
     ):
         conv.attribute.append(helper.make_attribute(name, numbers))
-    write_conv(g, conv)
+    batch = (g.shape(node.input[0]) or [None])[0]
+    g.typed(y, g.kind(node.input[0]), [batch, columns * phases, *(axis.made for axis in axes)])
+    if not sequence_conv(g, conv):
+        write_conv(g, conv)
     if phases > 1:
-        batch = (g.shape(node.input[0]) or [None])[0]
         y = _side_by_side(g, y, batch if isinstance(batch, int) else None, columns, axes, hint)
     _cut(g, y, axes, hint, node.output[0])
     return True
@@ -119,6 +125,70 @@ def _is_plain(node: onnx.NodeProto) -> bool:
     even = pads[: len(pads) // 2] == pads[len(pads) // 2 :]
     said = attr_of(node, "auto_pad", b"NOTSET") == b"NOTSET" and not attr_of(node, "output_shape", [])
     return even and said and attr_of(node, "group", 1) == 1
+
+
+def write_shuffled(
+    model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None, *, target: Target | None = None
+) -> bool:
+    """Writes upsampling ConvTransposes of images of f32 as Conv and DepthToSpace, for a CPU: IREE multiplies the zeros that it puts
+    between the input's rows. Those whose windows are a multiple of the stride, where nothing that is not finite meets a zero that
+    was not there. In place, in the main graph; types of values are taken from `value_info`. Returns whether there are any."""
+    g = GraphWriter(model, held, target=target)
+    if g.cpu is None or not any(op_of(node) == "ConvTranspose" for node in model.graph.node):
+        return False
+    made = False
+    for node in model.graph.node:
+        if op_of(node) == "ConvTranspose" and _write_shuffled(g, node):
+            made = True
+        else:
+            g.nodes.append(node)
+    g.replace_nodes(g.nodes)
+    return made
+
+
+def _write_shuffled(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    x, w, bias = (*node.input, "")[:3]
+    shape, sizes, told = g.shape(x), [d for d in g.shape(w) or () if isinstance(d, int)], g.shape(node.output[0])
+    if g.kind(x) != TensorProto.FLOAT or shape is None or len(shape) != 4 or told is None or not _is_plain(node):
+        return False
+    if len(sizes) != 4 or min(sizes) < 1 or not all(g.has_data(name) for name in (w, bias) if name):
+        return False
+    axes, hint, columns = _axes_of(g, node, sizes[2:]), node.name or "ConvTranspose", sizes[1]
+    block = axes[0].stride
+    if block < 2 or any(
+        (a.stride, a.dilation, a.taps % block) != (block, 1, 0) or not a.rows or a.rows < 0 for a in axes
+    ):
+        return False
+    if told[2:] != [axis.rows for axis in axes]:
+        return False
+    inputs = [x, _windows(g, w, sizes, 1, axes, hint, phases_first=True)]
+    if bias:
+        numbers = g.array
+        inputs.append(
+            g.computed(
+                lambda: np.tile(np.asarray(numbers(bias)), block**2), TensorProto.FLOAT, [block**2 * columns], hint
+            )
+        )
+    pads = [low for low, _ in (a.pads for a in axes)] + [high for _, high in (a.pads for a in axes)]
+    rows = [axis.made for axis in axes]
+    y = g.add("Conv", inputs, hint, pads=pads, kernel_shape=[axis.depth for axis in axes])
+    g.typed(y, TensorProto.FLOAT, [shape[0], block**2 * columns, *rows])
+    cut = any(any(axis.cut) for axis in axes)
+    y = g.add("DepthToSpace", [y], hint, blocksize=block, out=None if cut else node.output[0])
+    if cut:
+        g.typed(y, TensorProto.FLOAT, [shape[0], columns, *(block * n for n in rows if n is not None)])
+        _cut(g, y, axes, hint, node.output[0])
+    return True
+
+
+def _is_even(node: onnx.NodeProto, taps: Sequence[int]) -> bool:
+    """Whether windows are a multiple of strides, of which one at least is above 1, and no taps are left out."""
+    strides, dilations = (attr_of(node, name, [1] * len(taps)) for name in ("strides", "dilations"))
+    return (
+        max(strides, default=1) > 1
+        and set(dilations) == {1}
+        and not any(t % s for t, s in zip(taps, strides, strict=True))
+    )
 
 
 def _axes_of(g: GraphWriter, node: onnx.NodeProto, kernel: Sequence[int]) -> list[_Axis]:
@@ -164,14 +234,26 @@ def _check_sizes(g: GraphWriter, node: onnx.NodeProto, axes: Sequence[_Axis]) ->
         )
 
 
-def _windows(g: GraphWriter, weight: str, sizes: Sequence[int], groups: int, axes: Sequence[_Axis], hint: str) -> str:
-    """The Conv's weight (groups * columns * phases, channels, depths) of one (groups * channels, columns, taps)."""
+def _windows(
+    g: GraphWriter,
+    weight: str,
+    sizes: Sequence[int],
+    groups: int,
+    axes: Sequence[_Axis],
+    hint: str,
+    *,
+    phases_first: bool = False,
+) -> str:
+    """The Conv's weight (groups * columns * phases, channels, depths) of one (groups * channels, columns, taps); with
+    `phases_first`, of one group, (phases * columns, channels, depths)."""
     n, channels, columns = len(axes), sizes[0] // groups, sizes[1]
     taps = [axis.tap_of() for axis in axes]
     strides, depths = [axis.stride for axis in axes], [axis.depth for axis in axes]
     split = [groups, channels, columns, *(d for both in zip(strides, depths, strict=True) for d in both)]
     phase, depth = range(3, 3 + 2 * n, 2), range(4, 4 + 2 * n, 2)
     perm, shape = [0, 2, *phase, 1, *depth], [groups * columns * math.prod(strides), channels, *depths]
+    if phases_first:
+        perm = [0, *phase, 2, 1, *depth]
     pads = [0] * (n + 4) + [1] * n
 
     def make(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -242,6 +242,25 @@ def _write_enlarge(w: RowsWriter, node: onnx.NodeProto) -> None:
     w.give(y, g.reshape(many, [0, large.places, large.channels], hint))
 
 
+def shuffle(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
+    """A DepthToSpace of mode "DCR", whose columns of one place of a block lie side by side."""
+    x, y = node.input[0], node.output[0]
+    if x not in images or y not in images or attr_of(node, "mode", b"DCR") != b"DCR":
+        return None
+    return RowsForm((x,), (y,), _write_shuffle)
+
+
+def _write_shuffle(w: RowsWriter, node: onnx.NodeProto) -> None:
+    hint, (x, y), block = node.name or node.op_type, (node.input[0], node.output[0]), attr_of(node, "blocksize", 1)
+    small, large, g = w.images[x], w.images[y], w.g
+    apart = [small.batch, small.height, small.width, block, block, large.channels]
+    blocks = g.reshape(w.read(x, hint), [0, *(d for d in apart[1:] if isinstance(d, int))], hint)
+    g.typed(blocks, TensorProto.FLOAT, apart)
+    perm = [0, 1, 3, 2, 4, 5]
+    turned = g.typed(g.add("Transpose", [blocks], hint, perm=perm), TensorProto.FLOAT, [apart[i] for i in perm])
+    w.give(y, g.reshape(turned, [0, large.places, large.channels], hint))
+
+
 FORMS: dict[str, Callable[[GraphWriter, Images, onnx.NodeProto], RowsForm | None]] = {
     **dict.fromkeys(_SINGLE, pointwise),
     "BatchNormalization": batch_norm,
@@ -253,4 +272,5 @@ FORMS: dict[str, Callable[[GraphWriter, Images, onnx.NodeProto], RowsForm | None
     "Transpose": transpose,
     "Pad": pad,
     "Resize": enlarge,
+    "DepthToSpace": shuffle,
 }
