@@ -21,6 +21,7 @@ from onnx_fa.forms.report import RewriteReport, SiteReport
 from onnx_fa.forms.rewrite import Split, rewrite_in_place
 from onnx_fa.forms.score import narrowest
 from onnx_fa.graph.builder import OnnxBuilder, names_in
+from onnx_fa.graph.dims import known, recorded
 from onnx_fa.graph.io import ModelLike, load
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN, SITE, SPEC_ATTRIBUTE
@@ -94,6 +95,8 @@ def plan_kernels(model: ModelLike, target: Target, along: Along = "keys") -> Pla
         part_projections(work)
     split = Split(target.devices, along=along)
     report, written = rewrite_in_place(work, "site", statistics=not target.is_gpu, split=split)
+    for line, site in zip(report.sites, written, strict=True):
+        _declare_result(site.nodes[0].outputs[0], line.spec)
     settle_shapes(work)
     sites = [
         PlannedSite(line, site.nodes[0], device=site.device if target.devices > 1 else None)
@@ -105,6 +108,15 @@ def plan_kernels(model: ModelLike, target: Target, along: Along = "keys") -> Pla
     chosen = {node: chooser.choose(by_node[node]) for node in list(work.graph) if node in by_node}
     mark_expands(work)
     return Planned(work, target, tuple(chosen.get(site.node, site) for site in sites), report.misses)
+
+
+def _declare_result(out: ir.Value, spec: AttentionSpec) -> None:
+    """Says of a site's result the sizes and names of lengths that its spec knows and onnx did not infer. What reads it may have
+    sizes of them, such as a Reshape to (B, Sq, -1)."""
+    told, sizes = recorded(out), spec.out_shape
+    if told is None or len(told) == len(sizes):
+        both = zip(told or [None] * len(sizes), sizes, strict=True)
+        out.shape = ir.Shape([old if known(old) and not isinstance(dim, int) else dim for old, dim in both])
 
 
 def replace_refused(planned: Planned, refused: Mapping[str, str]) -> Planned:
