@@ -54,9 +54,9 @@ THINNED = {
     "graph/test_damaged_files.py": {"test_damaged_models_are_handled_or_refused": 2},
     "iree/test_bits_fused.py": {"test_numbers": 2},
     "iree/test_bodies.py": {"test_bodies": 3},
-    "iree/test_channels_last.py": {"test_compiled": 2},
+    "iree/test_channels_last.py": {"test_compiled": 3},
     "iree/test_constant_sites.py": {"test_they_compile_for_gpus": 4},
-    "iree/test_conv_epilogues.py": {"test_compiled": 2},
+    "iree/test_conv_epilogues.py": {"test_compiled": 3},
     "iree/test_convolutions.py": {
         "test_vectors_of_eight_lanes": 2,
         "test_sums_of_halves_are_rounded_once": 2,

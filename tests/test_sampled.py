@@ -35,6 +35,7 @@ def test_every_nth_and_every_kind() -> None:
     assert sampled(kinds, None, costs=[1, 1, 1, 1, 3, 1, 1, 1, 1]) == [0, 6, 7], (
         "two that cost less than the one that is both"
     )
+    assert sampled(["bc", "ab", "cd"], None) == [1, 2], "the first has nothing that those behind it lack"
 
 
 @pytest.mark.parametrize("every", [2, 3, 5, 1000])

@@ -64,15 +64,26 @@ def test_a_place_that_is_no_number_is_no_other_memory(tmp_path: Path) -> None:
         assert np.isnan(have[1, :, 2]).all() or not have[1, :, 2].any()
 
 
-def test_cubics_reflections_and_volumes(tmp_path: Path) -> None:
+IMAGES = list[tuple[list[int], list[tuple[str, str, int]]]]
+EVERY_RUN: IMAGES = [
+    ([5, 8], [("cubic", "border", 0), ("nearest", "reflection", 0)]),
+    ([1, 3], [("linear", "reflection", 1)]),
+    ([2, 3, 4], [("linear", "zeros", 1)]),
+]
+OTHERS: IMAGES = [
+    ([5, 8], [("linear", "reflection", 1)]),
+    ([2, 3, 4], [("linear", "reflection", 0), ("nearest", "border", 0)]),
+]
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [pytest.param(EVERY_RUN, id="every_run"), pytest.param(OTHERS, id="others", marks=pytest.mark.whole)],
+)
+def test_cubics_reflections_and_volumes(kinds: IMAGES, tmp_path: Path) -> None:
     """Also of images of one row, at whose ends everything is turned round for ever."""
     rng = np.random.default_rng(2)
     nodes, infos, outputs, feeds = [], [], [], dict[str, np.ndarray]()
-    kinds: list[tuple[list[int], list[tuple[str, str, int]]]] = [
-        ([5, 8], [("cubic", "border", 0), ("linear", "reflection", 1), ("nearest", "reflection", 0)]),
-        ([1, 3], [("linear", "reflection", 1)]),
-        ([2, 3, 4], [("linear", "reflection", 0), ("linear", "zeros", 1), ("nearest", "border", 0)]),
-    ]
     for at, (sizes, drawn_kinds) in enumerate(kinds):
         feeds[f"x{at}"] = rng.standard_normal((N, C, *sizes)).astype(np.float32)
         feeds[f"grid{at}"] = rng.uniform(-3, 3, (N, *range(2, 2 + len(sizes)), len(sizes))).astype(np.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -349,13 +349,23 @@ SMALL_BATCHES = (
 )
 
 
+def hold(convs: Iterable[Conv], folder: Path) -> None:
+    """Side by side, as a compilation of each would take five times as long."""
+    cases = {str(i): conv for i, conv in enumerate(convs)}
+    for name, got in side_by_side(cases, HOST, folder).items():
+        judge(cases[name], got)
+
+
+def test_small_batches_compiled(tmp_path: Path) -> None:
+    hold(SMALL_BATCHES, tmp_path)
+
+
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(convolutions(), min_size=8, max_size=8))
-def test_random_convolutions_compiled(tmp_path_factory: Any, drawn: list[Conv]) -> None:
-    """Side by side, as a compilation of each would take five times as long. Those that Hypothesis draws first are all small."""
-    cases = {str(i): conv for i, conv in enumerate((*SMALL_BATCHES, *drawn))}
-    for name, got in side_by_side(cases, HOST, tmp_path_factory.mktemp("conv")).items():
-        judge(cases[name], got)
+def test_random_convolutions_compiled(tmp_path_factory: Any, pytestconfig: pytest.Config, drawn: list[Conv]) -> None:
+    """Four of them, and all with --whole. Those that Hypothesis draws first are all small, and one."""
+    tried = drawn if pytestconfig.getoption("whole") else drawn[:4]
+    hold({str(conv): conv for conv in tried}.values(), tmp_path_factory.mktemp("conv"))
 
 
 ALONE = Conv(own=1, columns=1, groups=3, kernel=(2, 2), batch="N", reads="", opset=10, attributes=(UNEVEN,))

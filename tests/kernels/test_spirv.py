@@ -33,7 +33,7 @@ from onnx_fa.spec.terms import (
     Weighting,
 )
 from tests.support.cases import BY_NAME, FLOAT_MIN, Case, case, draw_operands
-from tests.support.kernel_harness import mismatch, run_iree_compile
+from tests.support.kernel_harness import asked_for, mismatch, run_iree_compile
 from tests.support.lavapipe import require_lavapipe, run_on_lavapipe
 
 VULKAN, METAL = parse_target("vulkan"), parse_target("metal")
@@ -90,11 +90,12 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All cases as one module."""
+def module(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All cases that are tried as one module."""
     require_lavapipe()
     output = tmp_path_factory.mktemp("spirv") / "cases.vmfb"
-    kernels = [emit_spirv(c.spec, VULKAN, f"fa_{c.name}") for c in CASES]
+    tried = asked_for(request, "item", CASES[:1]) or CASES
+    kernels = [emit_spirv(c.spec, VULKAN, f"fa_{c.name}") for c in tried]
     text = "".join(k.text for k in kernels) + "".join(entry_text(k, f"call_{k.name}") for k in kernels)
     run_iree_compile(text, output, ("--mlir-disable-threading",), VULKAN)
     return output

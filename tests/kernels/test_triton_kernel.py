@@ -103,25 +103,26 @@ def half(name: str = "x", **changes: Any) -> AttentionSpec:
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(COMPUTED_NOW, id="computed"),
-        pytest.param(STORED_NOW, id="stored"),
+        pytest.param([*COMPUTED_NOW, *STORED_NOW], id="every_run"),
         pytest.param(COMPUTED_WHOLE, id="computed-others", marks=pytest.mark.whole),
         pytest.param(STORED_WHOLE, id="stored-others", marks=pytest.mark.whole),
     ],
 )
-def test_numbers(names: list[str]) -> None:
+def test_numbers(names: list[str], pytestconfig: pytest.Config) -> None:
     """The generated source, run in the interpreter, is within the tolerance of the float64 reference."""
     assert set(names) <= set(BY_NAME)
-    command = [sys.executable, "-m", "tests.support.triton_interpreter", *names]
+    part = [] if pytestconfig.getoption("whole") else ["--part"]
+    command = [sys.executable, "-m", "tests.support.triton_interpreter", *part, *names]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert set(found) == set(names) and {n: p for n, p in found.items() if p} == {}
 
 
-def test_every_case_has_source() -> None:
-    """All cases are Python that parses; what is refused is refused by name."""
-    for item in CASES:
+def test_every_case_has_source(pytestconfig: pytest.Config) -> None:
+    """Cases are Python that parses, each fourth, of every kind, and all with --whole; what is refused is refused by name."""
+    kept = range(len(CASES)) if pytestconfig.getoption("whole") else sampled([kinds_of(c) for c in CASES], 4)
+    for item in (CASES[i] for i in kept):
         spec = fold_queries(item.spec)
         if "f64" in spec.operand_dtypes:
             continue

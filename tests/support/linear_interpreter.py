@@ -59,8 +59,7 @@ def run(spec: LinearSpec, lead: tuple[int, ...], operands: list[Any]) -> Any:
 def distance(name: str) -> float:
     """The largest relative distance of the results, of all sizes."""
     spec, found = CASES[name], 0.0
-    for sizes in SIZES:
-        lead = bound(spec, sizes)
+    for lead in dict.fromkeys(bound(spec, sizes) for sizes in SIZES):
         operands = draw(spec, lead)
         want = multiply(spec, operands)
         found = max(found, float(np.linalg.norm(run(spec, lead, operands) - want) / np.linalg.norm(want)))

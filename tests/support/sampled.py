@@ -21,16 +21,21 @@ def sampled(
     costs: Sequence[float] | None = None,
 ) -> list[int]:
     """Places of a list, in order: each `every`-th one (None: none for its place alone), those of `always`, and so many more that no
-    kind of case is missing, those that bring most kinds first, for what they cost where there are `costs`. `kinds`: of what kinds
-    each case of the list is, in its order; `known`: kinds of which cases of another list are tried."""
+    kind of case is missing, those that bring most kinds first, for what they cost where there are `costs`; less those whose kinds
+    others brought later, the dearest first. `kinds`: of what kinds each case of the list is, in its order; `known`: kinds of which
+    cases of another list are tried."""
     of = [frozenset(k) - frozenset(known) for k in kinds]
-    kept = {*(range(0, len(of), every) if every else ()), *always}
+    fixed = {*(range(0, len(of), every) if every else ()), *always}
+    kept = set(fixed)
     missing = frozenset[str]().union(*of) - frozenset[str]().union(*(of[i] for i in kept))
     while missing:
         # Of those that bring equally many the first: every run finds the same.
         most = max(range(len(of)), key=lambda i: len(of[i] & missing) / (costs[i] if costs else 1))
         kept.add(most)
         missing -= of[most]
+    for i in sorted(kept - fixed, key=lambda i: (-costs[i] if costs else 0, i)):
+        if of[i] <= frozenset[str]().union(*(of[j] for j in kept - {i})):
+            kept.remove(i)
     return sorted(kept)
 
 
