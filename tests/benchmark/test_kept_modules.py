@@ -65,6 +65,7 @@ def test_modules_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 def test_built_here_timed_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--build-only needs no device; what it leaves is timed where there is no compiler, and named so."""
     sizes = ("--heads", "2", "--head-dim", "16", "--seq", "24", "--modules", "m", "--target")

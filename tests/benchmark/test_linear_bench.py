@@ -59,6 +59,7 @@ def test_torch_is_called_as_its_users_do(spec: LinearSpec, how: str) -> None:
     assert made.how == how and expect_linear(spec, operands).compare(made.call().float().numpy()).problem == ""
 
 
+@pytest.mark.whole
 def test_cases_of_both_kinds_are_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,7 @@ def test_every_layer_of_a_deep_model_is_matched() -> None:
     assert len(explain(new).sites) == layers
 
 
+@pytest.mark.whole
 def test_ten_gigabytes_of_weights_stay_on_disk(tmp_path: Path) -> None:
     """The weights are a sparse file. Reading, rewriting and saving must not read them, nor write them again."""
     path = write(tmp_path, 0, 10 * 10**9)

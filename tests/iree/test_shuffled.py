@@ -105,8 +105,15 @@ def test_compiled(tmp_path: Path) -> None:
     assert_same(run(joined, feeds), onnx_fa.run(tmp_path / "m.vmfb", *feeds.values()), 1e-5)
 
 
+def test_cuda() -> None:
+    model = model_of(["B", 4, 3, 2], (4, 3, 2, 2), strides=[2, 2])
+    made = shuffled(model, parse_target("cuda-sm_80"))
+    assert ops(made) == {"Conv": 1, "DepthToSpace": 1}
+
+
 STAYS: dict[str, tuple[onnx.ModelProto, str]] = {
-    "gpu": (model_of(["B", 4, 3, 2], (4, 3, 2, 2), strides=[2, 2]), "cuda-sm_80"),
+    "several taps on CUDA": (model_of(["B", 4, 3, 2], (4, 3, 4, 4), strides=[2, 2], pads=[1] * 4), "cuda-sm_80"),
+    "vulkan": (model_of(["B", 4, 3, 2], (4, 3, 2, 2), strides=[2, 2]), "vulkan"),
     "windows that are no multiple": (model_of(["B", 4, 3, 2], (4, 3, 3, 3), strides=[2, 2], pads=[1] * 4), "cpu-avx2"),
     "two strides": (model_of(["B", 4, 3, 2], (4, 3, 2, 3), strides=[2, 3]), "cpu-avx2"),
     "dilated": (model_of(["B", 4, 3, 2], (4, 3, 2, 2), strides=[2, 2], dilations=[2, 2]), "cpu-avx2"),

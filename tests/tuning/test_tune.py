@@ -197,7 +197,7 @@ def test_tune_keeps_the_database_whole(tmp_path: Path) -> None:
         tune([no_kernel], HOST, out, QUICK)
 
 
-@pytest.mark.parametrize("body", ["vector", "few"])
+@pytest.mark.parametrize("body", [pytest.param("vector", marks=pytest.mark.whole), "few"])
 def test_every_space_offers_tiles_that_compute_the_right_thing(body: str, tmp_path: Path) -> None:
     """The whole of it, on one case: what is not refused as not fitting agrees with the reference."""
     spec = dataclasses.replace(TINY.spec, Sq=5 if body == "few" else 70)

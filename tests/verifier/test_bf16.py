@@ -133,6 +133,7 @@ def test_one_run(path: Path, module: Path) -> None:
     assert f"; the original {IN_F32}" in check_once(ir.from_proto(onnx.load(path)), module, HOST)
 
 
+@pytest.mark.whole
 def test_bf16_inside_a_model_of_f32(tmp_path: Path) -> None:
     """Inputs, outputs and weights are f32; it computes in bf16, and that is what the compiled model is held to."""
     path = bf16_attention(tmp_path / "a.onnx", inside=True)

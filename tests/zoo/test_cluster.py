@@ -458,6 +458,7 @@ def test_a_killed_worker_loses_its_step_alone(tmp_path: Path) -> None:
     assert len(list((tmp_path / "store" / "records").iterdir())) == 3
 
 
+@pytest.mark.whole
 def test_a_step_that_kills_its_workers_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one entry; the others, and that entry's other steps, are as ever."""
 

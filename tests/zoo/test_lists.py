@@ -232,6 +232,7 @@ def test_a_model_that_runs_with_no_length(tmp_path: Path) -> None:
 # A run over a list.
 
 
+@pytest.mark.whole
 def test_a_run_over_a_list_of_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One in a folder, one in an archive, one that is not there: each has its line, and the exit code is 1."""
     models = tmp_path / "models"

@@ -130,11 +130,13 @@ def _is_plain(node: onnx.NodeProto) -> bool:
 def write_shuffled(
     model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None, *, target: Target | None = None
 ) -> bool:
-    """Writes upsampling ConvTransposes of images of f32 as Conv and DepthToSpace, for a CPU: IREE multiplies the zeros that it puts
-    between the input's rows. Those whose windows are a multiple of the stride, where nothing that is not finite meets a zero that
-    was not there. In place, in the main graph; types of values are taken from `value_info`. Returns whether there are any."""
+    """Writes upsampling ConvTransposes of images of f32 as Conv and DepthToSpace: IREE multiplies the zeros that it puts between
+    the input's rows. Those whose windows are a multiple of the stride, where nothing that is not finite meets a zero that was not
+    there; for CUDA as large as the stride, since IREE takes longer there for the Conv of larger ones. In place, in the main graph;
+    types of values are taken from `value_info`. Returns whether there are any."""
     g = GraphWriter(model, held, target=target)
-    if g.cpu is None or not any(op_of(node) == "ConvTranspose" for node in model.graph.node):
+    there = g.cpu is not None or (target is not None and target.backend == "cuda")
+    if not there or not any(op_of(node) == "ConvTranspose" for node in model.graph.node):
         return False
     made = False
     for node in model.graph.node:
@@ -159,7 +161,7 @@ def _write_shuffled(g: GraphWriter, node: onnx.NodeProto) -> bool:
         (a.stride, a.dilation, a.taps % block) != (block, 1, 0) or not a.rows or a.rows < 0 for a in axes
     ):
         return False
-    if told[2:] != [axis.rows for axis in axes]:
+    if told[2:] != [axis.rows for axis in axes] or (g.cpu is None and any(axis.depth > 1 for axis in axes)):
         return False
     inputs = [x, _windows(g, w, sizes, 1, axes, hint, phases_first=True)]
     if bias:
