@@ -76,6 +76,32 @@ def test_results_are_those_of_the_conv(name: str, tmp_path: Path) -> None:
         assert_same(run(model, {"x": x}), call(x))
 
 
+@pytest.mark.parametrize("act", ["LeakyRelu", "Tanh"])
+def test_residuals(act: str, tmp_path: Path) -> None:
+    """Blocks of vocoders: what two convolutions make is added to what they read, which the next block pads. With a free batch IREE
+    cannot tell how many workgroups a dispatch of all that has."""
+    rng = np.random.default_rng(0)
+    nodes, held, x = list[onnx.NodeProto](), list[onnx.TensorProto](), "x"
+    for block in range(2):
+        y = x
+        for i, wide in ((f"{block}_0", 1), (f"{block}_1", 3)):
+            held.append(numpy_helper.from_array((rng.standard_normal((16, 16, 3)) / 7).astype(np.float32), f"w{i}"))
+            nodes.append(h.make_node(act, [y], [f"a{i}"]))
+            nodes.append(h.make_node("Conv", [f"a{i}", f"w{i}"], [f"c{i}"], dilations=[wide], pads=[wide, wide]))
+            y = f"c{i}"
+        nodes.append(h.make_node("Add", [y, x], [f"x{block}"]))
+        x = f"x{block}"
+    infos = [h.make_tensor_value_info(name, T.FLOAT, ["B", 16, "L"]) for name in ("x", x)]
+    model = h.make_model(
+        h.make_graph(nodes, "g", infos[:1], infos[1:], held), opset_imports=[h.make_opsetid("", 17)], ir_version=9
+    )
+    compile_model(model, tmp_path / "m.vmfb")
+    call = load_module(tmp_path / "m.vmfb")
+    for batch, length in ((2, 7), (1, 97)):
+        sound = rng.standard_normal((batch, 16, length)).astype(np.float32)
+        assert_same(run(model, {"x": sound}), call(sound))
+
+
 def test_one_behind_another(tmp_path: Path) -> None:
     """With a function of single numbers between them, as features of a sound have: what makes blocks is a dispatch of its own."""
     first, second = (conv(["B", channels, "L"], 32, [3], strides=[2]) for channels in (16, 32))

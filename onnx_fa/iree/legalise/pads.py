@@ -1,6 +1,7 @@
 """Pads that IREE does not compute (docs/developer/iree-bugs.md). Negative ones come out wrong without a word: what they take away
 is cut off before, as onnxruntime does it. Mode "wrap" never ends: it becomes a Gather. Mode "reflect" is refused where an axis of
-known size gets two rows or more, and along two axes where any is free: an axis after another gets copies of its rows."""
+known size gets two rows or more, and along two axes where any is free, and takes a free axis that gets more than one for one of a
+few rows: an axis after another gets copies of its rows."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def pad(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
 def _reflect(g: GraphWriter, node: onnx.NodeProto, x: str, pads: Pads, named: list[int]) -> bool:
     """Mode "reflect" of x, the node's operand without what negative pads take away: an axis after another, with the rows of a known
-    axis by Gathers, and of a free one by a Pad. Where onnxruntime refuses the pads the node stays."""
+    axis by Gathers, of a free one too but for one on each side. Where onnxruntime refuses the pads the node stays."""
     shape, said = g.shape(node.input[0]), _pads(g, node)
     if attr_of(node, "mode", b"constant") != b"reflect" or shape is None or said is None:
         return False
@@ -64,13 +65,21 @@ def _reflect_axis(
 ) -> str:
     """`where`: the axis, its size, and how many axes there are."""
     (axis, size, rank), (low, high) = where, pads
-    if size is None:
+    if size is None and low == high == 1:
         one = np.zeros((2, rank), np.int64)
         one[:, axis] = pads
         return g.add("Pad", [x, g.const(one.ravel(), hint)], hint, out=out, mode="reflect")
-    rows = np.arange(low, 0, -1), size - 2 - np.arange(high)
-    before, behind = ([g.add("Gather", [x, g.const(r, hint)], hint, axis=axis)] if len(r) else [] for r in rows)
-    return g.add("Concat", [*before, x, *behind], hint, out=out, axis=axis)
+    rows = [g.const(np.arange(low, 0, -1), hint)] * (low > 0), [g.const(2 + np.arange(high), hint)] * (high > 0)
+    if size is None:
+        length = g.reshape(g.size(x, axis, hint), [1], hint)
+        last = g.add("Sub", [length, g.ints([1], hint)], hint)
+        # Nothing beside x is read where there are too few rows, which onnxruntime refuses.
+        before = [g.add("Min", [r, last], hint) for r in rows[0]]
+        behind = [g.add("Max", [g.add("Sub", [length, r], hint), g.ints([0], hint)], hint) for r in rows[1]]
+    else:
+        before, behind = rows[0], [g.const(size - 2 - np.arange(high), hint)] * (high > 0)
+    parts = ([g.add("Gather", [x, r], hint, axis=axis) for r in places] for places in (before, behind))
+    return g.add("Concat", [*next(parts), x, *next(parts)], hint, out=out, axis=axis)
 
 
 def _wrap(g: GraphWriter, node: onnx.NodeProto, pads: Pads, named: list[int]) -> None:

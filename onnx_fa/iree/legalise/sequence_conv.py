@@ -13,6 +13,7 @@ from onnx import TensorProto
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.conv_forms import write_conv
 from onnx_fa.iree.legalise.convolutions import CONV_SITE
+from onnx_fa.iree.legalise.packed_rows import write_apart
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of, copy_without
 
 _PLACES = 48
@@ -162,4 +163,7 @@ def _join(
     order = [0, *range(2, axis + 1), 1, *range(axis + 1, len(y) + 1)]
     turned = g.add("Transpose", [apart], hint, perm=order)
     whole = g.reshape(turned, [0, *sizes[: axis - 1], -1, *sizes[axis:]], hint)
+    if not isinstance(y[0], int):
+        # With a residual behind it that is added and padded, IREE cannot tell how many workgroups their dispatch has.
+        whole = write_apart(g, g.typed(whole, g.kind(node.input[0]), [y[0], *sizes[: axis - 1], None, *sizes[axis:]]))
     g.add("Slice", [whole, g.ints([0], hint), counts[1], g.ints([axis], hint)], hint, out=node.output[0])
