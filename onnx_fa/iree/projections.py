@@ -24,7 +24,7 @@ from onnx_fa.graph.builder import OnnxBuilder, names_in
 from onnx_fa.graph.dead_code import sweep
 from onnx_fa.graph.normalise import infer_shapes
 from onnx_fa.graph.ops import attr_float, attr_int, op_of
-from onnx_fa.graph.view import FLOATS, GraphView, axes_of
+from onnx_fa.graph.view import FLOATS, GraphView, axes_of, default_opset
 from onnx_fa.spec.terms import Dim
 
 _OPSET = 13
@@ -78,13 +78,11 @@ class _Projection:
 def part_projections(model: ir.Model) -> None:
     """Gives each part of a fused projection a result of its own, in the main graph, in place. The values that nodes read are the
     same, element by element."""
-    if not any(True for _ in _products(model)):
+    if default_opset(model) < _OPSET or not any(True for _ in _products(model)):
         return
     infer_shapes(model)
     view = GraphView(model)
-    found = (
-        [p for node in _products(model) if (p := _projection(view, node)) is not None] if view.opset >= _OPSET else []
-    )
+    found = [p for node in _products(model) if (p := _projection(view, node)) is not None]
     names = names_in(model)
     consts = dict[tuple[str, ...], ir.Value]()
     for projection in found:
