@@ -119,8 +119,7 @@ def import_mlir(
         typed = raised
         infer_types(typed, sites, data_prop=data_prop)
     facts = thread_facts(typed, {name: site.spec for name, site in sites.items()}, target)
-    if write_shuffled(typed, held, target=target):
-        infer_types(typed, sites, data_prop=data_prop)
+    write_shuffled(typed, held, target=target)
     put_channels_last(typed, held, target=target)
     proto = legalize(typed, held, target=target)
     check_known(proto.graph, sites)

@@ -102,11 +102,10 @@ def conv_transpose(g: GraphWriter, node: onnx.NodeProto) -> bool:
     if len(node.input) > 2 and node.input[2]:
         inputs.append(_repeated(g, node.input[2], columns, phases, hint))
     y = g.fresh(hint)
-    pads = [axis.pads for axis in axes]
     conv = helper.make_node("Conv", inputs, [y], g.fresh(f"{hint}/Conv"), group=groups)
     for name, numbers in (
         ("dilations", [axis.spread for axis in axes]),
-        ("pads", [low for low, _ in pads] + [high for _, high in pads]),
+        ("pads", _conv_pads(axes)),
     ):
         conv.attribute.append(helper.make_attribute(name, numbers))
     batch = (g.shape(node.input[0]) or [None])[0]
@@ -129,23 +128,19 @@ def _is_plain(node: onnx.NodeProto) -> bool:
 
 def write_shuffled(
     model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None, *, target: Target | None = None
-) -> bool:
+) -> None:
     """Writes upsampling ConvTransposes of images of f32 as Conv and DepthToSpace: IREE multiplies the zeros that it puts between
     the input's rows. Those whose windows are a multiple of the stride, where nothing that is not finite meets a zero that was not
     there; for CUDA as large as the stride, since IREE takes longer there for the Conv of larger ones. In place, in the main graph;
-    types of values are taken from `value_info`. Returns whether there are any."""
+    types of values are taken from `value_info`, and those of new ones are there too."""
     g = GraphWriter(model, held, target=target)
     there = g.cpu is not None or (target is not None and target.backend == "cuda")
     if not there or not any(op_of(node) == "ConvTranspose" for node in model.graph.node):
-        return False
-    made = False
+        return
     for node in model.graph.node:
-        if op_of(node) == "ConvTranspose" and _write_shuffled(g, node):
-            made = True
-        else:
+        if op_of(node) != "ConvTranspose" or not _write_shuffled(g, node):
             g.nodes.append(node)
     g.replace_nodes(g.nodes)
-    return made
 
 
 def _write_shuffled(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -157,9 +152,7 @@ def _write_shuffled(g: GraphWriter, node: onnx.NodeProto) -> bool:
         return False
     axes, hint, columns = _axes_of(g, node, sizes[2:]), node.name or "ConvTranspose", sizes[1]
     block = axes[0].stride
-    if block < 2 or any(
-        (a.stride, a.dilation, a.taps % block) != (block, 1, 0) or not a.rows or a.rows < 0 for a in axes
-    ):
+    if not _is_even(node, sizes[2:]) or any(a.stride != block or not a.rows or a.rows < 0 for a in axes):
         return False
     if told[2:] != [axis.rows for axis in axes] or (g.cpu is None and any(axis.depth > 1 for axis in axes)):
         return False
@@ -171,9 +164,8 @@ def _write_shuffled(g: GraphWriter, node: onnx.NodeProto) -> bool:
                 lambda: np.tile(np.asarray(numbers(bias)), block**2), TensorProto.FLOAT, [block**2 * columns], hint
             )
         )
-    pads = [low for low, _ in (a.pads for a in axes)] + [high for _, high in (a.pads for a in axes)]
     rows = [axis.made for axis in axes]
-    y = g.add("Conv", inputs, hint, pads=pads, kernel_shape=[axis.depth for axis in axes])
+    y = g.add("Conv", inputs, hint, pads=_conv_pads(axes), kernel_shape=[axis.depth for axis in axes])
     g.typed(y, TensorProto.FLOAT, [shape[0], block**2 * columns, *rows])
     cut = any(any(axis.cut) for axis in axes)
     y = g.add("DepthToSpace", [y], hint, blocksize=block, out=None if cut else node.output[0])
@@ -181,6 +173,12 @@ def _write_shuffled(g: GraphWriter, node: onnx.NodeProto) -> bool:
         g.typed(y, TensorProto.FLOAT, [shape[0], columns, *(block * n for n in rows if n is not None)])
         _cut(g, y, axes, hint, node.output[0])
     return True
+
+
+def _conv_pads(axes: Sequence[_Axis]) -> list[int]:
+    """Of the Conv: those before every axis, then those behind."""
+    before, behind = zip(*(axis.pads for axis in axes), strict=True)
+    return [*before, *behind]
 
 
 def _is_even(node: onnx.NodeProto, taps: Sequence[int]) -> bool:

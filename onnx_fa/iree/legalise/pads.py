@@ -69,17 +69,22 @@ def _reflect_axis(
         one = np.zeros((2, rank), np.int64)
         one[:, axis] = pads
         return g.add("Pad", [x, g.const(one.ravel(), hint)], hint, out=out, mode="reflect")
-    rows = [g.const(np.arange(low, 0, -1), hint)] * (low > 0), [g.const(2 + np.arange(high), hint)] * (high > 0)
-    if size is None:
-        length = g.reshape(g.size(x, axis, hint), [1], hint)
-        last = g.add("Sub", [length, g.ints([1], hint)], hint)
+    length = g.reshape(g.size(x, axis, hint), [1], hint) if size is None else ""
+
+    def copied(rows: np.ndarray[tuple[int], np.dtype[np.int64]], *, from_end: bool) -> list[str]:
+        """The rows at those places, counted from the axis's begin or its end."""
+        if not len(rows):
+            return []
+        at = g.const(size - rows if size is not None and from_end else rows, hint)
         # Nothing beside x is read where there are too few rows, which onnxruntime refuses.
-        before = [g.add("Min", [r, last], hint) for r in rows[0]]
-        behind = [g.add("Max", [g.add("Sub", [length, r], hint), g.ints([0], hint)], hint) for r in rows[1]]
-    else:
-        before, behind = rows[0], [g.const(size - 2 - np.arange(high), hint)] * (high > 0)
-    parts = ([g.add("Gather", [x, r], hint, axis=axis) for r in places] for places in (before, behind))
-    return g.add("Concat", [*next(parts), x, *next(parts)], hint, out=out, axis=axis)
+        if size is None and from_end:
+            at = g.add("Max", [g.add("Sub", [length, at], hint), g.ints([0], hint)], hint)
+        elif size is None:
+            at = g.add("Min", [at, g.add("Sub", [length, g.ints([1], hint)], hint)], hint)
+        return [g.add("Gather", [x, at], hint, axis=axis)]
+
+    before, behind = copied(np.arange(low, 0, -1), from_end=False), copied(2 + np.arange(high), from_end=True)
+    return g.add("Concat", [*before, x, *behind], hint, out=out, axis=axis)
 
 
 def _wrap(g: GraphWriter, node: onnx.NodeProto, pads: Pads, named: list[int]) -> None:
