@@ -46,6 +46,7 @@ from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_sp
 from onnx_fa.iree.legalise.packed_rows import APART, keep_rows_apart
 from onnx_fa.iree.legalise.rotations import find_rotations
 from onnx_fa.iree.legalise.rules import legalize
+from onnx_fa.iree.legalise.sequences_last import put_sequences_last
 from onnx_fa.iree.legalise.sliced_rows import copy_sliced_rows
 from onnx_fa.iree.legalise.wide_sums import widen_sums
 from onnx_fa.iree.legalise.writer import attributes_of, values_of_constants
@@ -121,6 +122,7 @@ def import_mlir(
     facts = thread_facts(typed, {name: site.spec for name, site in sites.items()}, target)
     write_shuffled(typed, held, target=target)
     put_channels_last(typed, held, target=target)
+    put_sequences_last(typed, held, target=target)
     proto = legalize(typed, held, target=target)
     check_known(proto.graph, sites)
     infer_types(proto, sites, data_prop=data_prop)

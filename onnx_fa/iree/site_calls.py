@@ -18,6 +18,7 @@ from onnx_fa.iree.legalise.writer import attributes_of
 from onnx_fa.iree.mlir_values import builtin_of, call_function, cast_to, dims_of, element_of, make_op, to_builtin
 from onnx_fa.iree.parameters import WeightImporter
 from onnx_fa.kernels.cpu.joined_product import JoinedProduct
+from onnx_fa.kernels.cpu.sequence import SequenceConv
 from onnx_fa.kernels.cpu.top_k import TopK
 from onnx_fa.kernels.cpu.window import emit_window
 from onnx_fa.kernels.cpu.window_body import y_of
@@ -32,7 +33,8 @@ except ImportError as _error:
 
 
 class CallingImporter(CheckedImporter):
-    """The importer plus ConvSite, JoinedProduct, RotatedHeads, ResampledPlanes, TopKSite, and what a call of any kernel takes."""
+    """The importer plus ConvSite, JoinedProduct, RotatedHeads, ResampledPlanes, SequenceSite, TopKSite, and what a call of any
+    kernel takes."""
 
     __slots__ = ["functions", "reports", "target", "weights"]
     weights: WeightImporter
@@ -58,12 +60,13 @@ class CallingImporter(CheckedImporter):
             return False
         assert self.target is not None  # else no such node is written
         self.functions.update(spec.texts(self.target))
-        if isinstance(spec, JoinedProduct):
+        if isinstance(spec, JoinedProduct | SequenceConv):
             self.reports.append(LinearReport(node.name, spec.product, spec.name, origin=BY_RULE))
         self._call_site(node, spec.name, [mlir.Type.parse(spec.y.type)])
         return True
 
     _handle_node_JoinedProduct = _handle_node_RotatedHeads = _handle_node_ResampledPlanes = _handle_called
+    _handle_node_SequenceSite = _handle_called
 
     def _handle_node_TopKSite(self, node: onnx.NodeProto) -> bool:
         if op_of(node) != TOP_K_SITE:

@@ -27,7 +27,7 @@ import onnxruntime as ort
 from onnx_fa.iree.run import load_module
 
 THREADS = len(os.sched_getaffinity(0))
-SIZES = {"batch": 1, "sequence": 128, "samples": 32000}
+SIZES = {"batch": 1, "sequence": 128, "samples": 32000, "frames": 60}
 """What free axes are when the models are run."""
 COMPILE_SECONDS, COMPILE_BYTES = 900, 12 << 30
 TURN_SECONDS = 1.5

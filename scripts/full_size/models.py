@@ -108,6 +108,16 @@ def decoder(kind: str, **options: Any) -> Callable[[], Any]:
     return make
 
 
+def part(kind: str, config: str, name: str) -> Callable[[], Any]:
+    """Of a model with its library's defaults."""
+    return lambda: getattr(text(kind, config, "eager")(), name)
+
+
+def _sound(name: str, make: Callable[[], Any], *shape: int, along: int = 2) -> Full:
+    """Frames to sound; they lie along this axis."""
+    return Full(name, make, {"frames": shape}, axes={"frames": {0: "batch", along: "frames"}})
+
+
 def _text(name: str, make: Callable[[], Any], length: int, *inputs: str, exporter: Exporter = "torchscript") -> Full:
     names = inputs or ("input_ids", "attention_mask")
     axes = {key: {0: "batch", 1: "sequence"} for key in names}
@@ -185,6 +195,10 @@ MODELS = (
         axes={"input_values": {0: "batch", 1: "samples"}},
         named=True,
     ),
+    _sound("hifigan", text("SpeechT5HifiGan", "SpeechT5HifiGanConfig", "eager"), 1, 60, 80, along=1),
+    _sound("vits-decoder", part("VitsModel", "VitsConfig", "decoder"), 1, 192, 60),
+    _sound("dac-decoder", part("DacModel", "DacConfig", "decoder"), 1, 1024, 60),
+    _sound("encodec-decoder", part("EncodecModel", "EncodecConfig", "decoder"), 1, 128, 60),
     Full(
         "segformer-b0",
         text("SegformerForSemanticSegmentation", "SegformerConfig"),

@@ -20,7 +20,7 @@ from onnx.reference import ReferenceEvaluator
 import onnx_fa
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.inference import infer_types
-from onnx_fa.iree.legalise import channels_last
+from onnx_fa.iree.legalise import row_parts
 from onnx_fa.iree.legalise.channels_last import put_channels_last
 from onnx_fa.iree.legalise.convolutions import CONV_SITE
 from onnx_fa.iree.legalise.writer import GraphWriter
@@ -150,7 +150,7 @@ def test_drawn(model: onnx.ModelProto, all_parts: bool) -> None:
     """Whatever is drawn means the same with channels last, where that is worth it and where it is not."""
     with pytest.MonkeyPatch.context() as patch:
         if all_parts:
-            patch.setattr(channels_last, "_saved", lambda *_: 1)
+            patch.setattr(row_parts, "_saved", lambda *_: 1)
         made = turned(model)
     if made.graph == model.graph:
         return

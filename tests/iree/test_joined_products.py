@@ -18,7 +18,7 @@ import onnx_fa
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.inference import infer_types
-from onnx_fa.iree.legalise import channels_last
+from onnx_fa.iree.legalise import row_parts
 from onnx_fa.iree.legalise.channels_last import put_channels_last
 from onnx_fa.iree.legalise.joined_products import JOINED_PRODUCT, join_products, joined_product_of
 from onnx_fa.iree.run import load_module
@@ -118,7 +118,7 @@ def images(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 @pytest.fixture(autouse=True)
 def all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels_last, "_saved", lambda *_: 1)
+    monkeypatch.setattr(row_parts, "_saved", lambda *_: 1)
 
 
 @pytest.mark.parametrize("target", [NARROW, WIDE], ids=["avx2", "avx512"])

@@ -15,7 +15,7 @@ import pytest
 import onnx_fa
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.inference import infer_types
-from onnx_fa.iree.legalise import channels_last
+from onnx_fa.iree.legalise import row_parts
 from onnx_fa.iree.legalise.channels_last import put_channels_last
 from onnx_fa.iree.legalise.conv_transpose import write_shuffled
 from onnx_fa.spec.target import parse_target
@@ -83,7 +83,7 @@ def decoder(taps: int = 2, pads: int = 0, cut: int = 0) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("changes", [{}, {"taps": 4, "pads": 1}, {"taps": 4, "pads": 1, "cut": 1}], ids=str)
 def test_rows_stay_rows(changes: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels_last, "_saved", lambda *_: 1)
+    monkeypatch.setattr(row_parts, "_saved", lambda *_: 1)
     model = decoder(**changes)
     made = shuffled(model)
     put_channels_last(made, target=CPU)

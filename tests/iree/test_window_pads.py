@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 import onnx_fa
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.inference import infer_types
-from onnx_fa.iree.legalise import channels_last
+from onnx_fa.iree.legalise import row_parts
 from onnx_fa.iree.legalise.channels_last import put_channels_last
 from onnx_fa.iree.legalise.convolutions import CONV_SITE
 from onnx_fa.iree.legalise.writer import attr_of
@@ -67,7 +67,7 @@ def images(model: onnx.ModelProto, batch: int) -> dict[str, np.ndarray]:
 
 @pytest.fixture(autouse=True)
 def all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels_last, "_saved", lambda *_: 1)
+    monkeypatch.setattr(row_parts, "_saved", lambda *_: 1)
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=IDS)

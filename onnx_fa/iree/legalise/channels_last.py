@@ -7,7 +7,6 @@ or around its products. What has fewer at its borders is written with images as 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 
 import onnx
@@ -16,10 +15,11 @@ from onnx import TensorProto
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.conv_shapes import SLICE_OPSET
-from onnx_fa.iree.legalise.image_rows import Image, RowsForm, RowsWriter
+from onnx_fa.iree.legalise.image_rows import Image, ImageWriter
 from onnx_fa.iree.legalise.row_forms import FORMS
+from onnx_fa.iree.legalise.row_parts import write_parts
 from onnx_fa.iree.legalise.window_rows import WINDOW_FORMS
-from onnx_fa.iree.legalise.writer import GraphWriter, declare_own_nodes, read_by
+from onnx_fa.iree.legalise.writer import GraphWriter, declare_own_nodes
 from onnx_fa.kernels.cpu.window import panel_of
 from onnx_fa.spec.target import Target
 
@@ -38,27 +38,8 @@ def put_channels_last(
     if not any(op_of(node) == "Conv" for node in model.graph.node):
         return
     images = _images(g)
-    forms = {place: form for place, node in enumerate(model.graph.node) if (form := _form(g, images, node)) is not None}
-    chosen = {place for part in _parts(g, forms) if _saved(g, images, forms, part) > 0 for place in part}
-    if not chosen:
-        return
-    w = RowsWriter(g, images)
-    for place, node in enumerate(model.graph.node):
-        for name in sorted(read_by(node).difference(forms[place].images if place in chosen else ())):
-            w.need(name)
-        if place in chosen:
-            forms[place].write(w, node)
-        else:
-            g.nodes.append(node)
-    for value in model.graph.output:
-        w.need(value.name)
-    g.replace_nodes(g.nodes)
-    declare_own_nodes(model)
-
-
-def _form(g: GraphWriter, images: Mapping[str, Image], node: onnx.NodeProto) -> RowsForm | None:
-    find = _FORMS.get(op_of(node))
-    return None if find is None else find(g, images, node)
+    if write_parts(g, images, _FORMS, ImageWriter(g, images)):
+        declare_own_nodes(model)
 
 
 def _images(g: GraphWriter) -> dict[str, Image]:
@@ -88,38 +69,3 @@ def _is_between(g: GraphWriter, name: str) -> bool:
     if made in ("Reshape", "Flatten") and len(g.shape(maker.input[0]) or ()) == _IMAGE_DIMS:
         return set(readers) == {"Transpose"}
     return made == "Transpose" and set(readers) == {"Reshape"}
-
-
-def _parts(g: GraphWriter, forms: Mapping[int, RowsForm]) -> list[list[int]]:
-    """The places of nodes that have forms, of which those are together that hand each other images."""
-    leader = {place: place for place in forms}
-
-    def find(place: int) -> int:
-        while leader[place] != place:
-            leader[place] = leader[leader[place]]
-            place = leader[place]
-        return place
-
-    makers = {name: place for place, form in forms.items() for name in form.results}
-    for place, form in forms.items():
-        for name in form.images:
-            if name in makers:
-                leader[find(place)] = find(makers[name])
-    parts = defaultdict[int, list[int]](list)
-    for place in forms:
-        parts[find(place)].append(place)
-    return list(parts.values())
-
-
-def _saved(g: GraphWriter, images: Mapping[str, Image], forms: Mapping[int, RowsForm], part: list[int]) -> int:
-    """How many numbers less are turned of an image where this part has channels last."""
-    inside = set(part)
-    made = {name for place in part for name in forms[place].results}
-    read = {name for place in part for name in forms[place].images if not forms[place].takes_both} - made
-    given = {name for name in made if g.is_output(name) or not inside.issuperset(_numbers_readers(g, name))}
-    return sum(forms[place].saved for place in part) - sum(images[name].numbers for name in (*read, *given))
-
-
-def _numbers_readers(g: GraphWriter, name: str) -> list[int]:
-    """The places of nodes that read more than a value's shape."""
-    return [place for place in g.readers(name) if op_of(g.graph.node[place]) != "Shape"]

@@ -12,6 +12,7 @@ from onnx import helper
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.convolutions import CONV_SITE
 from onnx_fa.iree.legalise.epilogue import Epilogue, epilogue_of
+from onnx_fa.iree.legalise.sequence_sites import SEQUENCE_SITE
 from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of, named_dims
 from onnx_fa.spec.expr_json import to_json
 from onnx_fa.spec.target import Target
@@ -36,7 +37,8 @@ def fuse_epilogues(
 
 def _what_follows(g: GraphWriter, node: onnx.NodeProto, taken: set[int]) -> Epilogue | None:
     """What a convolution can make itself of its result, by nodes that are not taken."""
-    if op_of(node) != CONV_SITE or not attr_of(node, "last", 0) or attr_of(node, "then", b""):
+    last = op_of(node) == SEQUENCE_SITE or (op_of(node) == CONV_SITE and attr_of(node, "last", 0))
+    if not last or attr_of(node, "then", b"") or attr_of(node, "phases", 1) > 1:
         return None
     shape, dtype = g.shape(node.output[0]), FLOATS.get(g.kind(node.output[0]))
     if shape is None or dtype is None:

@@ -24,7 +24,7 @@ _END = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
-class _Axis:
+class Axis:
     """An axis of `size` rows, None where only a run knows, with windows of `taps` that are `dilation` apart. Row `stride * i +
     dilation * t` of the whole result is a sum over rows i and taps t; `before` and `behind` are cut off it (below 0: added)."""
 
@@ -144,29 +144,19 @@ def write_shuffled(
 
 
 def _write_shuffled(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    x, w, bias = (*node.input, "")[:3]
-    shape, sizes, told = g.shape(x), [d for d in g.shape(w) or () if isinstance(d, int)], g.shape(node.output[0])
-    if g.kind(x) != TensorProto.FLOAT or shape is None or len(shape) != 4 or told is None or not _is_plain(node):
+    x = node.input[0]
+    shape, told, axes = g.shape(x), g.shape(node.output[0]), upsampled_axes(g, node)
+    if axes is None or shape is None or len(shape) != 4 or told is None:
         return False
-    if len(sizes) != 4 or min(sizes) < 1 or not all(g.has_data(name) for name in (w, bias) if name):
-        return False
-    axes, hint, columns = _axes_of(g, node, sizes[2:]), node.name or "ConvTranspose", sizes[1]
-    block = axes[0].stride
-    if not _is_even(node, sizes[2:]) or any(a.stride != block or not a.rows or a.rows < 0 for a in axes):
+    block, hint = axes[0].stride, node.name or "ConvTranspose"
+    if any(a.stride != block or not a.rows or a.rows < 0 for a in axes):
         return False
     if told[2:] != [axis.rows for axis in axes] or (g.cpu is None and any(axis.depth > 1 for axis in axes)):
         return False
-    inputs = [x, _windows(g, w, sizes, 1, axes, hint, phases_first=True)]
-    if bias:
-        numbers = g.array
-        inputs.append(
-            g.computed(
-                lambda: np.tile(np.asarray(numbers(bias)), block**2), TensorProto.FLOAT, [block**2 * columns], hint
-            )
-        )
-    rows = [axis.made for axis in axes]
+    inputs, rows = [x, *write_phases(g, node, axes)], [axis.made for axis in axes]
+    many, columns = ((g.shape(name) or [0])[axis] for name, axis in ((inputs[1], 0), (node.input[1], 1)))
     y = g.add("Conv", inputs, hint, pads=_conv_pads(axes), kernel_shape=[axis.depth for axis in axes])
-    g.typed(y, TensorProto.FLOAT, [shape[0], block**2 * columns, *rows])
+    g.typed(y, TensorProto.FLOAT, [shape[0], many, *rows])
     cut = any(any(axis.cut) for axis in axes)
     y = g.add("DepthToSpace", [y], hint, blocksize=block, out=None if cut else node.output[0])
     if cut:
@@ -175,7 +165,35 @@ def _write_shuffled(g: GraphWriter, node: onnx.NodeProto) -> bool:
     return True
 
 
-def _conv_pads(axes: Sequence[_Axis]) -> list[int]:
+def upsampled_axes(g: GraphWriter, node: onnx.NodeProto) -> list[Axis] | None:
+    """Those of a ConvTranspose of f32, by a weight of the network, whose windows are a multiple of its strides; None for others."""
+    x, w, bias = (*node.input, "")[:3]
+    shape, sizes = g.shape(x), [d for d in g.shape(w) or () if isinstance(d, int)]
+    if g.kind(x) != TensorProto.FLOAT or shape is None or not _is_plain(node) or len(sizes) != len(shape):
+        return None
+    if min(sizes) < 1 or not all(g.has_data(name) for name in (w, bias) if name) or not _is_even(node, sizes[2:]):
+        return None
+    return _axes_of(g, node, sizes[2:])
+
+
+def write_phases(g: GraphWriter, node: onnx.NodeProto, axes: Sequence[Axis]) -> list[str]:
+    """The weight, and the bias if there is one, of the Conv that makes all places between two of x as columns, those of a place
+    side by side."""
+    w, bias = (*node.input[1:], "")[:2]
+    sizes, hint = [d for d in g.shape(w) or () if isinstance(d, int)], node.name or "ConvTranspose"
+    made, phases, numbers = (
+        [_windows(g, w, sizes, 1, axes, hint, phases_first=True)],
+        math.prod(a.stride for a in axes),
+        g.array,
+    )
+    if bias:
+        made.append(
+            g.computed(lambda: np.tile(np.asarray(numbers(bias)), phases), TensorProto.FLOAT, [phases * sizes[1]], hint)
+        )
+    return made
+
+
+def _conv_pads(axes: Sequence[Axis]) -> list[int]:
     """Of the Conv: those before every axis, then those behind."""
     before, behind = zip(*(axis.pads for axis in axes), strict=True)
     return [*before, *behind]
@@ -191,7 +209,7 @@ def _is_even(node: onnx.NodeProto, taps: Sequence[int]) -> bool:
     )
 
 
-def _axes_of(g: GraphWriter, node: onnx.NodeProto, kernel: Sequence[int]) -> list[_Axis]:
+def _axes_of(g: GraphWriter, node: onnx.NodeProto, kernel: Sequence[int]) -> list[Axis]:
     """Pads are those that onnxruntime takes. Raises ModelError."""
     n = len(kernel)
     shape = g.shape(node.input[0]) or [None] * (n + 2)
@@ -217,11 +235,11 @@ def _axes_of(g: GraphWriter, node: onnx.NodeProto, kernel: Sequence[int]) -> lis
             high = total - low - more[i]
             if asked and rows is not None:
                 high = rows - more[i] - low - asked[i]
-        axes.append(_Axis(size, taps, stride, dilation, low, high))
+        axes.append(Axis(size, taps, stride, dilation, low, high))
     return axes
 
 
-def _check_sizes(g: GraphWriter, node: onnx.NodeProto, axes: Sequence[_Axis]) -> None:
+def _check_sizes(g: GraphWriter, node: onnx.NodeProto, axes: Sequence[Axis]) -> None:
     """Raises ModelError where onnx infers another shape of the result than onnxruntime gives it: the importer goes by onnx's."""
     told = g.shape(node.output[0])
     if told is None:
@@ -239,7 +257,7 @@ def _windows(
     weight: str,
     sizes: Sequence[int],
     groups: int,
-    axes: Sequence[_Axis],
+    axes: Sequence[Axis],
     hint: str,
     *,
     phases_first: bool = False,
@@ -282,7 +300,7 @@ def _repeated(g: GraphWriter, bias: str, columns: int, phases: int, hint: str) -
     return g.reshape(each, [columns * phases], hint)
 
 
-def _side_by_side(g: GraphWriter, y: str, batch: int | None, columns: int, axes: Sequence[_Axis], hint: str) -> str:
+def _side_by_side(g: GraphWriter, y: str, batch: int | None, columns: int, axes: Sequence[Axis], hint: str) -> str:
     """(batch, columns * strides, rows) with the strides behind the rows of their axes."""
     n, strides, made = len(axes), [axis.stride for axis in axes], [axis.made for axis in axes]
     split, longer = [batch, columns, *strides, *made], [batch, columns]
@@ -306,7 +324,7 @@ def _length(g: GraphWriter, y: str, axis: int, hint: str) -> str:
     return g.typed(g.add("Shape", [y], hint, start=axis, end=axis + 1), TensorProto.INT64, [1])
 
 
-def _cut(g: GraphWriter, y: str, axes: Sequence[_Axis], hint: str, out: str) -> None:
+def _cut(g: GraphWriter, y: str, axes: Sequence[Axis], hint: str, out: str) -> None:
     """The rows that are to be left of it, under the result's name."""
     places = [2 + i for i, axis in enumerate(axes) if any(axis.cut)]
     if not places:

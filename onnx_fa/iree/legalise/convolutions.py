@@ -75,7 +75,7 @@ def write_site(g: GraphWriter, spec: WindowSpec, x: str, weight: str, bias: str,
         batch = dims[0]
     own = 0 if of_images else -1  # the dim of x itself, or what comes of it
     flat = g.reshape(x, [own if spec.parts is None else spec.parts, spec.numbers], hint)
-    inputs = [flat, _panels(g, weight, spec, hint)]
+    inputs = [flat, weight_panels(g, weight, spec, hint)]
     if spec.bias:
         inputs.append(g.reshape(bias, [spec.groups, spec.N], hint))
     made = helper.make_node("ConvSite", inputs, [y], g.fresh(f"{hint}/ConvSite"), domain=DOMAIN)
@@ -151,7 +151,7 @@ def depthwise_spec(g: GraphWriter, shape: ConvShape, bias: bool) -> WindowSpec |
     return replace(spec, panel=g.cpu.lanes) if is_slim(spec, g.cpu) else spec
 
 
-def _panels(g: GraphWriter, weight: str, spec: WindowSpec, hint: str) -> str:
+def weight_panels(g: GraphWriter, weight: str, spec: WindowSpec, hint: str) -> str:
     """The weight (M, C, taps) in panels. The compiler computes what depends on constants alone, so this is done once."""
     rows = g.reshape(weight, [spec.groups, spec.N, spec.K], hint)
     if left := spec.N % spec.panel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,20 +13,23 @@ from onnx import TensorProto
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.epilogue import POINTWISE
-from onnx_fa.iree.legalise.image_rows import Image, RowsForm, RowsWriter
+from onnx_fa.iree.legalise.image_rows import Image, ImageWriter, Places, RowsForm, RowsWriter
 from onnx_fa.iree.legalise.resize_known import axes_of
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
 Images = Mapping[str, Image]
-_SINGLE = {*POINTWISE, "PRelu", "Elu", "Selu", "Celu", "Softsign", "Mish", "Swish", "ThresholdedRelu", "Tan", "Atan"}
+SINGLE = {*POINTWISE, "PRelu", "Elu", "Selu", "Celu", "Softsign", "Mish", "Swish", "ThresholdedRelu", "Tan", "Atan"}
 """Operators of single numbers, which mean the same wherever these lie."""
-_CHANNELS_AXES = (1, -3)
 
 
-def pointwise(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
+def _is_channels(axis: int, image: Places) -> bool:
+    return axis in (1, 1 - image.rank)
+
+
+def pointwise(g: GraphWriter, images: Mapping[str, Places], node: onnx.NodeProto) -> RowsForm | None:
     """An operator of single numbers. What it reads beside images are constants, with a number for each channel or one for all, and
     single numbers of the run."""
-    if op_of(node) not in _SINGLE or len(node.output) != 1 or node.output[0] not in images:
+    if op_of(node) not in SINGLE or len(node.output) != 1 or node.output[0] not in images:
         return None
     whole, read = images[node.output[0]], list[str]()
     for name in filter(None, node.input):
@@ -42,22 +46,22 @@ def pointwise(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm 
     return RowsForm(tuple(read), (node.output[0],), _write_pointwise) if read else None
 
 
-def _spreads(image: Image, whole: Image) -> bool:
+def _spreads(image: Places, whole: Places) -> bool:
     """Whether an image is added to a larger one as rows as it is with channels first."""
-    places = (image.height, image.width) == (whole.height, whole.width) or image.places == 1
+    places = image.where == whole.where or set(image.where) == {1}
     return places and image.channels in (1, whole.channels) and image.batch == whole.batch
 
 
-def _by_channel(g: GraphWriter, name: str, whole: Image) -> list[int] | None:
+def _by_channel(g: GraphWriter, name: str, whole: Places) -> list[int] | None:
     """The shape in which a constant stands beside rows; None where it has a number for each place."""
     shape = g.shape(name)
-    if shape is None or len(shape) > 4:
+    if shape is None or len(shape) > whole.rank:
         return None
-    batch, channels, *places = [1] * (4 - len(shape)) + list(shape)
-    return [channels] if [batch, *places] == [1, 1, 1] and channels in (1, whole.channels) else None
+    batch, channels, *places = [1] * (whole.rank - len(shape)) + list(shape)
+    return [channels] if {batch, *places} == {1} and channels in (1, whole.channels) else None
 
 
-def _write_pointwise(w: RowsWriter, node: onnx.NodeProto) -> None:
+def _write_pointwise(w: RowsWriter[Any], node: onnx.NodeProto) -> None:
     g, (y,), hint = w.g, node.output, node.name or node.op_type
     made = onnx.NodeProto()
     made.CopyFrom(node)
@@ -75,7 +79,7 @@ def _write_pointwise(w: RowsWriter, node: onnx.NodeProto) -> None:
     w.give(y, made.output[0])
 
 
-def batch_norm(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
+def batch_norm(g: GraphWriter, images: Mapping[str, Places], node: onnx.NodeProto) -> RowsForm | None:
     """A BatchNormalization of a network that is not trained: a factor and a number for each channel."""
     x, y = node.input[0], node.output[0]
     plain = len([o for o in node.output if o]) == 1 and not attr_of(node, "training_mode", 0)
@@ -84,7 +88,7 @@ def batch_norm(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm
     return RowsForm((x,), (y,), _write_batch_norm)
 
 
-def _write_batch_norm(w: RowsWriter, node: onnx.NodeProto) -> None:
+def _write_batch_norm(w: RowsWriter[Any], node: onnx.NodeProto) -> None:
     g, hint = w.g, node.name or node.op_type
     scale, shift, mean, variance = (np.asarray(g.array(name), np.float64) for name in node.input[1:5])
     factor = scale / np.sqrt(variance + attr_of(node, "epsilon", 1e-5))
@@ -95,17 +99,17 @@ def _write_batch_norm(w: RowsWriter, node: onnx.NodeProto) -> None:
     w.give(node.output[0], w.step("Add", [scaled, number], image.rows, hint))
 
 
-def concat(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
+def concat(g: GraphWriter, images: Mapping[str, Places], node: onnx.NodeProto) -> RowsForm | None:
     """Channels of several images behind each other."""
     y = node.output[0]
-    if attr_of(node, "axis", 0) not in _CHANNELS_AXES or y not in images:
+    if y not in images or not _is_channels(attr_of(node, "axis", 0), images[y]):
         return None
-    if any(x not in images or images[x].height != images[y].height for x in node.input):
+    if any(x not in images or images[x].where != images[y].where for x in node.input):
         return None
     return RowsForm(tuple(node.input), (y,), _write_concat)
 
 
-def _write_concat(w: RowsWriter, node: onnx.NodeProto) -> None:
+def _write_concat(w: RowsWriter[Any], node: onnx.NodeProto) -> None:
     hint, (y,), whole = node.name or node.op_type, node.output, tuple(node.input)
     # The Concat before may have all but the last: DenseNet's layers are n copies each instead of two.
     before = next((n for n in range(len(whole) - 1, 1, -1) if whole[:n] in w.joined), 0)
@@ -115,15 +119,17 @@ def _write_concat(w: RowsWriter, node: onnx.NodeProto) -> None:
     w.joined[whole] = y
 
 
-def split(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
+def split(g: GraphWriter, images: Mapping[str, Places], node: onnx.NodeProto) -> RowsForm | None:
     """Channels of an image in several parts."""
     x, results = node.input[0], tuple(node.output)
-    if attr_of(node, "axis", 0) not in _CHANNELS_AXES or x not in images or any(y not in images for y in results):
+    if x not in images or any(y not in images or images[y].where != images[x].where for y in results):
+        return None
+    if not _is_channels(attr_of(node, "axis", 0), images[x]):
         return None
     return RowsForm((x,), results, _write_split)
 
 
-def _write_split(w: RowsWriter, node: onnx.NodeProto) -> None:
+def _write_split(w: RowsWriter[Any], node: onnx.NodeProto) -> None:
     hint, low = node.name or node.op_type, 0
     x = w.read(node.input[0], hint)
     for y in node.output:
@@ -132,7 +138,7 @@ def _write_split(w: RowsWriter, node: onnx.NodeProto) -> None:
         low = high
 
 
-def slice_(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
+def slice_(g: GraphWriter, images: Mapping[str, Places], node: onnx.NodeProto) -> RowsForm | None:
     """Some channels of an image."""
     x, y = node.input[0], node.output[0]
     if x not in images or y not in images or len(node.input) < 4:
@@ -141,20 +147,20 @@ def slice_(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | N
     if any(n is None or n.size != 1 for n in numbers):
         return None
     start, _, axis, *step = (int(n.reshape(())) for n in numbers if n is not None)
-    if axis not in _CHANNELS_AXES or (step and step[0] < 1):
+    if not _is_channels(axis, images[x]) or (step and step[0] < 1):
         return None
     low = max(start + images[x].channels if start < 0 else start, 0)
     each = step[0] if step else 1
     return RowsForm((x,), (y,), partial(_write_slice, low, each))
 
 
-def _write_slice(low: int, each: int, w: RowsWriter, node: onnx.NodeProto) -> None:
+def _write_slice(low: int, each: int, w: RowsWriter[Any], node: onnx.NodeProto) -> None:
     hint, (y,) = node.name or node.op_type, node.output
     high = low + (w.images[y].channels - 1) * each + 1
     w.give(y, _cut(w, w.read(node.input[0], hint), (2, low, high, each), w.images[y], hint))
 
 
-def _cut(w: RowsWriter, x: str, bounds: tuple[int, int, int, int], image: Image, hint: str) -> str:
+def _cut(w: RowsWriter[Any], x: str, bounds: tuple[int, int, int, int], image: Places, hint: str) -> str:
     axis, low, high, step = (w.g.ints([n], hint) for n in bounds)
     return w.step("Slice", [x, low, high, axis, step], image.rows, hint)
 
@@ -167,7 +173,7 @@ def flatten_places(g: GraphWriter, images: Images, node: onnx.NodeProto) -> Rows
     return RowsForm((x,), (y,), _write_same)
 
 
-def _write_same(w: RowsWriter, node: onnx.NodeProto) -> None:
+def _write_same(w: ImageWriter, node: onnx.NodeProto) -> None:
     w.give(node.output[0], w.read(node.input[0], node.name or node.op_type))
 
 
@@ -183,13 +189,13 @@ def transpose(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm 
     return None
 
 
-def _write_leave(w: RowsWriter, node: onnx.NodeProto) -> None:
+def _write_leave(w: ImageWriter, node: onnx.NodeProto) -> None:
     image, hint = w.images[node.input[0]], node.name or node.op_type
     dims = [image.height, image.width] if len(attr_of(node, "perm", [])) == 4 else [image.places]
     w.g.reshape(w.read(node.input[0], hint), [0, *dims, image.channels], hint, out=node.output[0])
 
 
-def _write_enter(w: RowsWriter, node: onnx.NodeProto) -> None:
+def _write_enter(w: ImageWriter, node: onnx.NodeProto) -> None:
     image, hint, (y,) = w.images[node.output[0]], node.name or node.op_type, node.output
     w.give(y, w.g.reshape(node.input[0], [0, image.places, image.channels], hint))
 
@@ -207,7 +213,7 @@ def pad(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None
     return RowsForm((x,), (y,), partial(_write_pad, [int(n) for n in pads]))
 
 
-def _write_pad(pads: list[int], w: RowsWriter, node: onnx.NodeProto) -> None:
+def _write_pad(pads: list[int], w: ImageWriter, node: onnx.NodeProto) -> None:
     hint, (y,) = node.name or node.op_type, node.output
     moved = [0, *pads[2:4], 0, 0, *pads[6:8], 0]
     plane = w.read_plane(node.input[0], hint)
@@ -229,7 +235,7 @@ def enlarge(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | 
     return RowsForm((x,), (y,), _write_enlarge)
 
 
-def _write_enlarge(w: RowsWriter, node: onnx.NodeProto) -> None:
+def _write_enlarge(w: ImageWriter, node: onnx.NodeProto) -> None:
     hint, (x, *_), (y,) = node.name or node.op_type, node.input, node.output
     small, large, g = w.images[x], w.images[y], w.g
     down, across = large.height // small.height, large.width // small.width
@@ -250,7 +256,7 @@ def shuffle(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | 
     return RowsForm((x,), (y,), _write_shuffle)
 
 
-def _write_shuffle(w: RowsWriter, node: onnx.NodeProto) -> None:
+def _write_shuffle(w: ImageWriter, node: onnx.NodeProto) -> None:
     hint, (x, y), block = node.name or node.op_type, (node.input[0], node.output[0]), attr_of(node, "blocksize", 1)
     small, large, g = w.images[x], w.images[y], w.g
     apart = [small.batch, small.height, small.width, block, block, large.channels]
@@ -262,7 +268,7 @@ def _write_shuffle(w: RowsWriter, node: onnx.NodeProto) -> None:
 
 
 FORMS: dict[str, Callable[[GraphWriter, Images, onnx.NodeProto], RowsForm | None]] = {
-    **dict.fromkeys(_SINGLE, pointwise),
+    **dict.fromkeys(SINGLE, pointwise),
     "BatchNormalization": batch_norm,
     "Concat": concat,
     "Split": split,

@@ -68,6 +68,7 @@ from onnx_fa.iree.legalise.roi_align import roi_align
 from onnx_fa.iree.legalise.rotary import contrib_rotary, rotary, streams_rotary
 from onnx_fa.iree.legalise.scatter import scatter
 from onnx_fa.iree.legalise.sequence_conv import sequence_conv
+from onnx_fa.iree.legalise.sequence_sites import SEQUENCE_SITE
 from onnx_fa.iree.legalise.strided import strided_slice
 from onnx_fa.iree.legalise.suppression import non_max_suppression
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
@@ -108,7 +109,7 @@ def legalize(
         out = onnx.inliner.inline_local_functions(out)
     _rewrite(out, held or {}, target)
     ops = {op_of(n) for n in all_nodes(out.graph)}
-    if ops & {BITS_PRODUCT, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE, RESAMPLED_PLANES, TOP_K_SITE}:
+    if ops & {BITS_PRODUCT, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE, RESAMPLED_PLANES, SEQUENCE_SITE, TOP_K_SITE}:
         declare_own_nodes(out)
     if ops & set(EXPAND):
         done = frozenset(name for node in all_nodes(out.graph) if op_of(node) not in EXPAND for name in node.output)

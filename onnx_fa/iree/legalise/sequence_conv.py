@@ -1,6 +1,6 @@
-"""Convs along one axis of free size, as sounds and texts have, by the kernel for known sizes: of blocks of the axis, which overlap
-by what their last window reads behind the next one's begin. With IREE's own Conv along a free axis wav2vec 2.0 takes eight times
-as long as in onnxruntime."""
+"""Convs along one axis of free size. Sequences, as sounds and texts are, have a kernel (sequence_sites.py). Images, such as
+spectrograms, go by the kernel for known sizes: as blocks of the axis, which overlap by what their last window reads behind the next
+one's begin."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.conv_forms import write_conv
 from onnx_fa.iree.legalise.convolutions import CONV_SITE
 from onnx_fa.iree.legalise.packed_rows import write_apart
+from onnx_fa.iree.legalise.sequence_sites import lone_sequence
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of, copy_without
 
 _PLACES = 48
@@ -50,6 +51,8 @@ class _Blocks:
 
 def sequence_conv(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """Of f32. False where no kernel takes the blocks. Batch and axis may be free, all other sizes are known."""
+    if lone_sequence(g, node):
+        return True
     found = _blocks_of(g, node)
     if found is None:
         return False

@@ -17,7 +17,7 @@ from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.conv_shapes import ConvShape, conv_shape, pad_image, pads_of
 from onnx_fa.iree.legalise.convolutions import depthwise_spec, spec_of_shape, write_site
 from onnx_fa.iree.legalise.epilogue import POINTWISE
-from onnx_fa.iree.legalise.image_rows import Image, RowsForm, RowsWriter
+from onnx_fa.iree.legalise.image_rows import Image, ImageWriter, RowsForm
 from onnx_fa.iree.legalise.linear_sites import LEAST
 from onnx_fa.iree.legalise.row_forms import Images
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
@@ -70,7 +70,7 @@ def _is_product(shape: ConvShape) -> bool:
     return shape.groups == math.prod(shape.kernel) == 1 and max(shape.strides) == 1 and not any(shape.pads)
 
 
-def _write_product(w: RowsWriter, node: onnx.NodeProto) -> None:
+def _write_product(w: ImageWriter, node: onnx.NodeProto) -> None:
     g, hint, (y,) = w.g, node.name or node.op_type, node.output
     x, rows = w.read(node.input[0], hint), w.images[y].rows
     columns, channels = w.images[y].channels, w.images[node.input[0]].channels
@@ -87,7 +87,7 @@ def _matrix(g: GraphWriter, weight: str) -> np.ndarray:
     return np.ascontiguousarray(array.reshape(array.shape[0], -1).T)
 
 
-def _write_site(shape: ConvShape, spec: WindowSpec, w: RowsWriter, node: onnx.NodeProto) -> None:
+def _write_site(shape: ConvShape, spec: WindowSpec, w: ImageWriter, node: onnx.NodeProto) -> None:
     g, hint, (x, weight, *rest) = w.g, node.name or node.op_type, node.input
     last = spec.depthwise or spec.groups > 1 or _is_product(shape) or x in w.rows
     spec = replace(spec, x_last=last)
@@ -102,7 +102,7 @@ def _write_site(shape: ConvShape, spec: WindowSpec, w: RowsWriter, node: onnx.No
     w.give(node.output[0], y)
 
 
-def _write_depthwise(shape: ConvShape, w: RowsWriter, node: onnx.NodeProto) -> None:
+def _write_depthwise(shape: ConvShape, w: ImageWriter, node: onnx.NodeProto) -> None:
     g, hint, (x, name, *rest) = w.g, node.name or node.op_type, node.input
     weight, image = g.array(name), w.images[node.output[0]]
     assert weight is not None
@@ -117,7 +117,7 @@ def _write_depthwise(shape: ConvShape, w: RowsWriter, node: onnx.NodeProto) -> N
     w.give_plane(node.output[0], total, hint)
 
 
-def _parts(w: RowsWriter, shape: ConvShape, x: str, pad: str, image: Image, hint: str) -> list[tuple[int, str]]:
+def _parts(w: ImageWriter, shape: ConvShape, x: str, pad: str, image: Image, hint: str) -> list[tuple[int, str]]:
     """For each tap, what it sees of an image with its pads: (batch, height, width, channels)."""
     g, plane = w.g, w.read_plane(x, hint)
     batch, channels = image.batch, w.images[x].channels
@@ -159,7 +159,7 @@ def pool(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | Non
     return RowsForm((x,), (y,), partial(_write_pool, shape, mean))
 
 
-def _write_pool(shape: ConvShape, mean: bool, w: RowsWriter, node: onnx.NodeProto) -> None:
+def _write_pool(shape: ConvShape, mean: bool, w: ImageWriter, node: onnx.NodeProto) -> None:
     g, hint, image = w.g, node.name or node.op_type, w.images[node.output[0]]
     dims = [image.batch, image.height, image.width, image.channels]
     total = ""
@@ -191,7 +191,7 @@ def reduce_places(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsF
 _REDUCED = {"GlobalAveragePool": "ReduceMean", "GlobalMaxPool": "ReduceMax"}
 
 
-def _write_reduce(w: RowsWriter, node: onnx.NodeProto) -> None:
+def _write_reduce(w: ImageWriter, node: onnx.NodeProto) -> None:
     g, hint, (x, *_), (y,) = w.g, node.name or node.op_type, node.input, node.output
     op, image = _REDUCED.get(op_of(node), op_of(node)), w.images[x]
     made = _mean(w, x, hint) if op == "ReduceMean" and image.numbers else ""
@@ -203,7 +203,7 @@ def _write_reduce(w: RowsWriter, node: onnx.NodeProto) -> None:
         g.reduce(op, w.read(x, hint), [1], hint, keepdims=0, out=y)
 
 
-def _mean(w: RowsWriter, x: str, hint: str) -> str:
+def _mean(w: ImageWriter, x: str, hint: str) -> str:
     """The mean over all places of an image, (batch, 1, channels): sums over columns, and of these, by the kernel of depthwise
     convolutions, as IREE adds numbers that lie apart one after the other. Empty where it has no kernel."""
     g, image = w.g, w.images[x]

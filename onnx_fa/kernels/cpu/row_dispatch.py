@@ -20,20 +20,19 @@ def make_executable(
     *,
     addresses: Addresses | None = None,
 ) -> list[str]:
-    """The executable of a dispatch. `groups` are operations that make %x, the number of its workgroups, of %rows where that is
-    free. `addresses` are what its body asks for them."""
-    free = any(x.is_free for x in operands)
+    """The executable of a dispatch. `groups` are operations that make %x, the number of its workgroups, of the operands' symbols,
+    such as %rows where that is free. `addresses` are what its body asks for them."""
+    workload = _symbols([*operands, *outputs])
     args: list[str] = []
     ties: list[str] = []
     for access, values in (("readonly", operands), ("writeonly", outputs)):
-        if access == "writeonly" and free:
-            args.append("%rows: index")
+        if access == "writeonly":
+            args += [f"{symbol}: index" for symbol in workload]
         for x in values:
-            args.append(f"{x.name}{'_' * x.is_free}: {x.bound(access)}")
-            if x.is_free:
-                ties.append(f"{x.name} = flow.dispatch.tie_shape {x.name}_ : {x.bound(access)}{{%rows}}")
+            args.append(f"{x.name}{'_' * bool(x.symbols)}: {x.bound(access)}")
+            if x.symbols:
+                ties.append(f"{x.name} = flow.dispatch.tie_shape {x.name}_ : {x.bound(access)}{x.sizes}")
     one = ["%y = arith.constant 1 : index", "%z = arith.constant 1 : index"]
-    workload = ["%rows"] * free
     return executable(
         symbol,
         workload,
@@ -48,20 +47,21 @@ def make_executable(
 def call_dispatch(
     t: Text, symbol: str, operands: Sequence[Operand], values: Sequence[str], outputs: Sequence[Operand]
 ) -> list[str]:
-    """The results of a dispatch by the values of its operands; %rows is the number of rows where it is free."""
-    free = any(x.is_free for x in operands)
-
-    def typed(x: Operand) -> str:
-        return x.type + "{%rows}" * x.is_free
-
-    passed = [*map(typed, operands), *[INDEX] * free]
-    made = [typed(x) for x in outputs]
+    """The results of a dispatch by the values of its operands; what they have as symbols are indices of these names."""
+    symbols = _symbols([*operands, *outputs])
+    passed = [*(x.type + x.sizes for x in operands), *[INDEX] * len(symbols)]
+    made = [x.type + x.sizes for x in outputs]
     results = made[0] if len(made) == 1 else f"({', '.join(made)})"
-    workload = "[%rows]" * free
-    given = ", ".join([*values, *["%rows"] * free])
+    workload = f"[{', '.join(symbols)}]" if symbols else ""
+    given = ", ".join([*values, *symbols])
     return t.several(
         f"flow.dispatch @{symbol}::@{symbol}{workload}({given}) : ({', '.join(passed)}) -> {results}", len(made)
     )
+
+
+def _symbols(operands: Iterable[Operand]) -> list[str]:
+    """What only a run knows of their shapes, as indices."""
+    return list(dict.fromkeys(f"%{symbol}" for x in operands for symbol in x.symbols))
 
 
 class RowEntry(KernelEntry):
@@ -102,7 +102,7 @@ def tile_height(rows: int, heights: Iterable[int], most: int) -> int:
 
 
 def size_of(dim: Dim) -> str:
-    return "%rows" if isinstance(dim, str) else str(dim)
+    return f"%{dim}" if isinstance(dim, str) else str(dim)
 
 
 def load(t: Text, x: Operand, access: str, offsets: Sequence[str], sizes: Sequence[Dim]) -> tuple[str, str]:
@@ -112,7 +112,7 @@ def load(t: Text, x: Operand, access: str, offsets: Sequence[str], sizes: Sequen
     value = t.let(
         f"iree_tensor_ext.dispatch.tensor.load {x.name}, offsets = [{', '.join(offsets)}], "
         f"sizes = [{', '.join(map(size_of, sizes))}], strides = [{ones}] : "
-        f"{x.bound(access)}{'{%rows}' * x.is_free} -> {part.type}"
+        f"{x.bound(access)}{x.sizes} -> {part.type}"
     )
     return value, part.type
 
@@ -123,5 +123,5 @@ def store(t: Text, value: str, type_: str, x: Operand, offsets: Sequence[str], s
     t.do(
         f"iree_tensor_ext.dispatch.tensor.store {value}, {x.name}, offsets = [{', '.join(offsets)}], "
         f"sizes = [{', '.join(map(size_of, sizes))}], strides = [{ones}] : {type_} -> "
-        f"{x.bound('writeonly')}{'{%rows}' * x.is_free}"
+        f"{x.bound('writeonly')}{x.sizes}"
     )

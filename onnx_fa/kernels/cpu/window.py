@@ -69,6 +69,13 @@ def tiles_for(spec: WindowSpec, target: Target) -> WindowTiles:
     return WindowTiles(target.lanes, tall, _DOWN, _SLIM_ACROSS if slim else _ACROSS)
 
 
+def tiles_along(spec: WindowSpec, target: Target) -> WindowTiles:
+    """Tiles along an axis of any length, of a convolution of one place of it."""
+    slim = target.registers == 16 and spec.depthwise and spec.panel == target.lanes
+    most = _SLIM_TALL if slim else _TALL[target.registers][spec.panel // target.lanes]
+    return WindowTiles(target.lanes, most, _DOWN, _SLIM_ACROSS if slim else _ACROSS)
+
+
 def emit_window(spec: WindowSpec, target: Target) -> dict[str, str]:
     """The executable and the function of the spec's name, which takes x and the weight and returns y, by their symbols."""
     symbol, operands, y, t = f"{spec.name}_tiles", operands_of(spec), y_of(spec), Text()

@@ -7,7 +7,7 @@ Places lie along rows, as those of a linear site (linear_body.py); an element of
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onnx_fa.kernels.cpu.epilogues import EpilogueVectors, tensor_operands
@@ -126,12 +126,12 @@ class WindowBody:
         self.loaded = {x.name: load(t, x, "readonly", ["0"] * len(x.shape), x.shape) for x in self.operands}
         y, self.y_type = load(t, self.y, "writeonly", ["0", "0", "0"], self.y.shape)
         # Workgroups that follow each other share an image, and panels of the weight.
+        down, units, each = self._counts()
         group = t.let("flow.dispatch.workgroup.id[0] : index")
-        image = t.arith("divui", group, t.index(self.down * self.across))
-        place = t.arith("remui", group, t.index(self.down * self.across))
-        first_row = t.arith("muli", t.arith("remui", place, t.index(self.down)), t.index(self.unit * tiles.down))
-        last_row = t.arith("minsi", t.shifted(first_row, self.unit * tiles.down), t.index(self.units))
-        first_panel = t.arith("muli", t.arith("divui", place, t.index(self.down)), t.index(tiles.across))
+        image, place = (t.arith(op, group, each) for op in ("divui", "remui"))
+        first_row = t.arith("muli", t.arith("remui", place, down), t.index(self.unit * tiles.down))
+        last_row = t.arith("minsi", t.shifted(first_row, self.unit * tiles.down), units)
+        first_panel = t.arith("muli", t.arith("divui", place, down), t.index(tiles.across))
         last_panel = t.arith("minsi", t.shifted(first_panel, tiles.across), t.index(spec.panels))
         group = t.arith("remui", image, t.index(spec.groups))
         if spec.x_last:
@@ -152,6 +152,15 @@ class WindowBody:
         (made,) = t.loop((first_panel, last_panel, t.index(1)), [(y, self.y_type)], over_panels)
         store(t, made, self.y_type, self.y, ["0", "0", "0"], self.y.shape)
         return t.render()
+
+    def _counts(self) -> tuple[str, str, str]:
+        """Of an image: how many workgroups lie behind each other, the units of its tiles, and all workgroups."""
+        t = self.t
+        return t.index(self.down), t.index(self.units), t.index(self.down * self.across)
+
+    def _place(self, row: str, i: int) -> str:
+        """Where row i of a tile that begins at this place is written."""
+        return self.t.shifted(row, i)
 
     def _first_place(self, at: str) -> str:
         """Of a tile that would begin at this place; the last begins earlier."""
@@ -179,7 +188,7 @@ class WindowBody:
                 y = self._write_turned(own, image, at, row, y)
                 continue
             for i, total in enumerate(own):
-                place = [image, t.shifted(row, i), at]
+                place = [image, self._place(row, i), at]
                 made = self._rounded(self.then.emit(total, place, self.loaded), t.width)
                 y = t.write(made, y, self.y_type, *place, element=self.spec.dtype)
         return y
@@ -258,6 +267,35 @@ class WindowBody:
                     to = i * self.vectors + j
                     sums[to] = t.vop("vector.fma", number, weight, sums[to])
         return sums
+
+    @property
+    def _channels(self) -> int:
+        """Steps of K of one tap."""
+        return 1 if self.spec.depthwise else self.spec.channels // self.spec.blocks
+
+    def _over_channels(self, image: str, matrix: str, starts: list[str], k_at: str, sums: list[str]) -> list[str]:
+        """The sums, a row of vectors for each start, with the products of one tap by all channels."""
+        t, count = self.t, self._channels
+        some = max(n for n in range(1, min(count, WRITTEN_OUT) + 1) if count % n == 0)
+        written = [(c * self.spec.channel_step, c) for c in range(some)]
+        if some == count:
+            return self._multiply(image, matrix, starts, k_at, written, sums)
+
+        def channels(c: str, carried: list[str]) -> list[str]:
+            at, k_next = [t.arith("addi", start, c) for start in starts], t.arith("addi", k_at, c)
+            return self._multiply(image, matrix, at, k_next, written, carried)
+
+        return t.loop((t.index(0), t.index(count), t.index(some)), [(v, t.vec) for v in sums], channels)
+
+    def _either(self, condition: str, yes: Callable[[], list[str]], no: Callable[[], list[str]]) -> list[str]:
+        """The sums of a tile, of the one or the other."""
+        t, count = self.t, self.tiles.rows * self.vectors
+        types = ", ".join([t.vec] * count)
+        made = t.several(f"scf.if {condition} -> ({types}) {{", count)
+        for branch, end in ((yes, "} else {"), (no, "}")):
+            t.do(f"scf.yield {', '.join(branch())} : {types}")
+            t.do(end)
+        return made
 
     def _read(self, value: str, type_: str, *indices: str) -> str:
         """A vector of the weight or the bias, as f32."""

@@ -6,9 +6,8 @@ which of its places a tap of a line finds outside is known when compiling, but f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
-from onnx_fa.kernels.cpu.window_body import WRITTEN_OUT, WindowBody
+from onnx_fa.kernels.cpu.window_body import WindowBody
 
 
 class PaddedBody(WindowBody):
@@ -56,11 +55,6 @@ class PaddedBody(WindowBody):
         bounds = self._taps_inside(down)
         return t.loop((*bounds, t.index(1)), [(v, t.vec) for v in sums], line_of_taps)
 
-    @property
-    def _channels(self) -> int:
-        """Steps of K of one tap."""
-        return 1 if self.spec.depthwise else self.spec.channels // self.spec.blocks
-
     def _taps_inside(self, down: str) -> tuple[str, str]:
         """The first line of taps that lies in the image, and that behind the last, of windows that begin at this line of it."""
         t, spec, each = self.t, self.spec, self.spec.dilations[0]
@@ -94,38 +88,15 @@ class PaddedBody(WindowBody):
 
         return choose(others)
 
-    def _either(self, condition: str, yes: Callable[[], list[str]], no: Callable[[], list[str]]) -> list[str]:
-        """The sums of the one or the other."""
-        t, types = self.t, ", ".join([self.t.vec] * self.tiles.rows * self.vectors)
-        made = t.several(f"scf.if {condition} -> ({types}) {{", self.tiles.rows * self.vectors)
-        for branch, end in ((yes, "} else {"), (no, "}")):
-            t.do(f"scf.yield {', '.join(branch())} : {types}")
-            t.do(end)
-        return made
-
     def _along_channels(
         self, places: tuple[int, ...], sums: list[str], image: str, matrix: str, x_at: str, k_at: str
     ) -> list[str]:
         """The sums with the products of a tap by all channels, at some places of the tile alone."""
-        t, n, count = self.t, self.vectors, self._channels
+        n, stride = self.vectors, self.spec.strides[1] * self.spec.steps[1]
         if not places:
             return sums
-        some = max(n for n in range(1, min(count, WRITTEN_OUT) + 1) if count % n == 0)
-        stride = self.spec.strides[1] * self.spec.steps[1]
-        written = [(c * self.spec.channel_step, c) for c in range(some)]
-
-        def channels(c: str, carried: list[str]) -> list[str]:
-            x_next = t.arith("addi", x_at, c) if c else x_at
-            k_next = t.arith("addi", k_at, c) if c else k_at
-            return self._multiply(
-                image, matrix, [t.shifted(x_next, i * stride) for i in places], k_next, written, carried
-            )
-
         own = [sums[i * n + j] for i in places for j in range(n)]
-        if some == count:
-            made = channels("", own)
-        else:
-            made = t.loop((t.index(0), t.index(count), t.index(some)), [(v, t.vec) for v in own], channels)
+        made = self._over_channels(image, matrix, [self.t.shifted(x_at, i * stride) for i in places], k_at, own)
         sums = list(sums)
         for at, i in enumerate(places):
             sums[i * n : (i + 1) * n] = made[at * n : (at + 1) * n]

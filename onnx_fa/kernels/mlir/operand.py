@@ -28,6 +28,16 @@ class Operand:
         """Whether its rows are known at run time only."""
         return ROWS in self.shape
 
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """Its dims that are known at run time only, in order; the function has each as an index of that name."""
+        return tuple(d for d in self.shape if isinstance(d, str))
+
+    @property
+    def sizes(self) -> str:
+        """Those dims as MLIR has them behind a type; "" where all are known."""
+        return f"{{{', '.join(f'%{d}' for d in self.symbols)}}}" if self.symbols else ""
+
     def bound(self, access: str) -> str:
         """The type of the dispatch's argument."""
         return f"!iree_tensor_ext.dispatch.tensor<{access}:{self.type}>"

@@ -1,0 +1,151 @@
+"""Networks along an axis of free length with channels last: which parts of them are so, and that they mean the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+import onnx_fa
+from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.site_op import DOMAIN
+from onnx_fa.iree.inference import infer_types
+from onnx_fa.iree.legalise import row_parts
+from onnx_fa.iree.legalise.conv_epilogues import fuse_epilogues
+from onnx_fa.iree.legalise.sequence_sites import SEQUENCE_SITE, sequence_conv_of
+from onnx_fa.iree.legalise.sequences_last import put_sequences_last
+from onnx_fa.iree.legalise.writer import attr_of
+from onnx_fa.iree.run import load_module
+from onnx_fa.spec.sequences import slide_along
+from onnx_fa.spec.target import parse_target
+from tests.support.ort_run import assert_same, run
+from tests.support.random_sounds import LENGTHS, sound, sound_net, sound_nets
+
+NARROW = parse_target("cpu-avx2")
+
+
+class SequenceSite(OpRun):
+    """What the node means."""
+
+    op_domain = DOMAIN
+
+    def _run(self, x: np.ndarray, w: np.ndarray, *more: np.ndarray, **attributes: Any) -> tuple[np.ndarray]:
+        kernel = sequence_conv_of([v.shape for v in (x, w, *more)], attributes)
+        return (slide_along(kernel.spec, x, w, *more).astype(np.float32),)
+
+
+def evaluate(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[Any]:
+    return list(ReferenceEvaluator(model, new_ops=[SequenceSite]).run(None, feeds))
+
+
+def turned(model: onnx.ModelProto, target: Any = NARROW) -> onnx.ModelProto:
+    made = onnx.ModelProto.FromString(model.SerializeToString())
+    infer_types(made, {})
+    put_sequences_last(made, target=target)
+    infer_types(made, {})
+    fuse_epilogues(made, target=target)
+    return made
+
+
+def ops(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(op_of(node) for node in model.graph.node)
+
+
+def vocoder(batch: int | str = "N", length: int | str = "L") -> onnx.ModelProto:
+    """HiFi-GAN's generator: an upsampling between blocks of residuals, and a last convolution of one column."""
+    n = sound_net(24, batch, length=length)
+    x, channels = n.add("Conv", "x", n.weight(32, 24, 7), n.weight(32), pads=[3, 3]), 32
+    for step in (4, 2):
+        x = n.add("LeakyRelu", x, alpha=0.1)
+        weights = n.weight(channels, channels // 2, 2 * step), n.weight(channels // 2)
+        x = n.add("ConvTranspose", x, *weights, strides=[step], pads=[step // 2] * 2)
+        channels //= 2
+        for wide in (1, 3):
+            y = n.add("LeakyRelu", x, alpha=0.1)
+            y = n.add("Conv", y, n.weight(channels, channels, 3), n.weight(channels), dilations=[wide], pads=[wide] * 2)
+            y = n.add("LeakyRelu", y, alpha=0.1)
+            y = n.add("Conv", y, n.weight(channels, channels, 3), n.weight(channels), pads=[1, 1])
+            x = n.add("Add", y, x)
+    return n.model(n.add("Tanh", n.add("Conv", x, n.weight(1, channels, 7), n.weight(1), pads=[3, 3])))
+
+
+def features() -> onnx.ModelProto:
+    """wav2vec 2.0's: strides, a GELU by its parts, and tokens behind."""
+    n, x, channels = sound_net(1), "x", 1
+    for taps, stride in ((10, 5), (3, 2), (2, 2)):
+        x = n.add("Conv", x, n.weight(16, channels, taps), strides=[stride])
+        half = n.add("Mul", x, n.const(np.float32(0.5)))
+        x = n.add("Mul", half, n.add("Add", n.add("Erf", x), n.const(np.float32(1))))
+        channels = 16
+    return n.model(n.add("Softmax", n.add("Transpose", x, perm=[0, 2, 1]), axis=-1))
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@given(sound_nets(), st.booleans())
+def test_drawn(model: onnx.ModelProto, all_parts: bool) -> None:
+    """Whatever is drawn means the same, where channels last are worth it and where they are not."""
+    with pytest.MonkeyPatch.context() as patch:
+        if all_parts:
+            patch.setattr(row_parts, "_saved", lambda *_: 1)
+        made = turned(model)
+    if ops(made) == ops(model):
+        return
+    onnx.checker.check_model(made)
+    known = model.graph.input[0].type.tensor_type.shape.dim[2].dim_value
+    for length in [known] if known else LENGTHS:
+        feeds = sound(model, length)
+        assert_same(run(model, feeds, optimise=False), evaluate(made, feeds), 2e-5)
+
+
+@pytest.mark.parametrize(("batch", "length"), [("N", "L"), (1, "L"), ("N", 9), (1, 9)])
+def test_a_vocoder_turns_its_ends_alone(batch: int | str, length: int | str) -> None:
+    made = turned(vocoder(batch, length))
+    assert ops(made)[SEQUENCE_SITE] == 12 and not {"Conv", "ConvTranspose", "Add"} & set(ops(made))
+    reads = {name for v in made.graph.input for name in [v.name]}
+    turns = [n for n in made.graph.node if op_of(n) == "Transpose" and n.input[0] in reads]
+    assert len(turns) == 1 and [op_of(n) for n in made.graph.node].count("Tanh") == 1
+    # Activations between two convolutions, and residuals, happen in registers.
+    fused = [n for n in made.graph.node if op_of(n) == SEQUENCE_SITE and attr_of(n, "then", b"")]
+    assert len(fused) == 9
+
+
+def test_features_end_as_tokens() -> None:
+    made = turned(features())
+    left = ops(made)
+    assert left[SEQUENCE_SITE] == 3 and "Erf" not in left
+    assert not [n for n in made.graph.node if op_of(n) == "Transpose" and n.input[0] == "x"] or left["Transpose"] <= 4
+    for length in (46, 95):
+        feeds = sound(features(), length)
+        assert_same(run(features(), feeds), evaluate(made, feeds), 1e-5)
+
+
+def test_compiled(tmp_path: Path) -> None:
+    """Of fewer places than a tile has, of several tiles, and of a batch of none."""
+    model = vocoder()
+    onnx_fa.compile(model, tmp_path / "m.vmfb")
+    call = load_module(tmp_path / "m.vmfb")
+    for batch, length in ((2, 1), (1, 33), (0, 5)):
+        feeds = sound(model, length, batch)
+        assert_same(run(model, feeds), call(feeds["x"]), 1e-5)
+
+
+@pytest.mark.parametrize("why", ["gpu", "opset", "known", "weight of the run"])
+def test_stays(why: str) -> None:
+    n = sound_net(16)
+    n.opset = 12 if why == "opset" else 17
+    weight = n.weight(16, 16, 3)
+    if why == "known":
+        n.inputs[0].type.tensor_type.shape.dim[2].dim_value = 40
+    if why == "weight of the run":
+        weight = n.add("Relu", weight)
+    model = n.model(n.add("Conv", "x", weight, pads=[1, 1]))
+    made = turned(model, parse_target("cuda-sm_80") if why == "gpu" else NARROW)
+    assert ops(made) == ops(model)
