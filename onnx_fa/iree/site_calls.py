@@ -13,6 +13,7 @@ from onnx_fa.iree.bodies import CheckedImporter
 from onnx_fa.iree.kernel_calls import called_kernel
 from onnx_fa.iree.kernel_report import LinearReport
 from onnx_fa.iree.legalise.convolutions import CONV_SITE, window_of
+from onnx_fa.iree.legalise.recurrent_steps import RECURRENT_STEPS, recurrent_steps_of
 from onnx_fa.iree.legalise.top_k import TOP_K_SITE
 from onnx_fa.iree.legalise.writer import attributes_of
 from onnx_fa.iree.mlir_values import builtin_of, call_function, cast_to, dims_of, element_of, make_op, to_builtin
@@ -79,6 +80,15 @@ class CallingImporter(CheckedImporter):
         spec = TopK(lead, n, attributes["k"], element, bool(attributes["largest"]))
         self.functions.update(spec.texts(self.target))
         self._call_site(node, spec.name, [mlir.Type.parse(result.type) for result in spec.results])
+        return True
+
+    def _handle_node_RecurrentSteps(self, node: onnx.NodeProto) -> bool:
+        if op_of(node) != RECURRENT_STEPS:
+            return False
+        assert self.target is not None  # else no such node is written
+        kernel = recurrent_steps_of([dims for dims, _ in self._dims_and_types(node)], attributes_of(node))
+        self.functions.update(kernel.texts(self.target))
+        self._call_site(node, kernel.name, [mlir.Type.parse(result.type) for result in kernel.results])
         return True
 
     def _types(self, node: onnx.NodeProto) -> list[Any]:

@@ -12,6 +12,7 @@ import onnx
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.legalise.recurrent_steps import Direction, has_own_activations, takes_steps, write_steps
 from onnx_fa.iree.legalise.writer import GraphWriter, attributes_of
 
 _END = 2**62
@@ -38,6 +39,11 @@ class _Node:
     def ways(self) -> tuple[str, ...]:
         return ("forward", "reverse") if self.direction == "bidirectional" else (self.direction,)
 
+    def chosen(self, way: int) -> tuple[str, ...]:
+        """The activations of a direction; none where they are the operator's own."""
+        count = len(self.activations) // len(self.ways)
+        return self.activations[way * count : (way + 1) * count]
+
 
 def recurrent(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """One node for each direction, from front to back, of a sequence that is turned around where it is read backwards. Where
@@ -60,7 +66,8 @@ def recurrent(g: GraphWriter, node: onnx.NodeProto) -> bool:
         op, hint, direction, given, x, (w, r, b), lengths, tuple(s for s in states[: 2 if op == "LSTM" else 1])
     )
     alike = direction == "forward" or (direction == "bidirectional" and op == "LSTM")
-    if not lengths and alike and list(given) == named:
+    steps = takes_steps(g, op, made.weights, made.states, attributes)
+    if not lengths and alike and list(given) == named and not (steps and _has_own_activations(made)):
         return False
     kept = {k: v for k, v in attributes.items() if k not in ("activations", "direction")}
     wanted = [name if name and (g.readers(name) or g.is_output(name)) else "" for name in node.output]
@@ -69,6 +76,10 @@ def recurrent(g: GraphWriter, node: onnx.NodeProto) -> bool:
         if name:
             g.add("Concat", [p[n] for p in parts], hint, out=name, axis=1 if n == 0 else 0)
     return True
+
+
+def _has_own_activations(node: _Node) -> bool:
+    return any(has_own_activations(node.op, node.chosen(way)) for way in range(len(node.ways)))
 
 
 def _refusal(named: Sequence[str], known: Sequence[str], *, peepholes: bool, clip: bool) -> str:
@@ -93,20 +104,23 @@ def _one_way(
         return g.add("Slice", [value, *(g.ints([n], hint) for n in (way, way + 1, 0))], hint)
 
     x = _turned(g, node, node.x) if backwards else node.x
-    w, r, b = map(part, node.weights)
+    w = node.weights[0]
     cells = len(wanted) > 2 and bool(wanted[2]) and bool(node.lengths)
     if cells:
-        x, w = _frozen(g, node, x, w)
-    count = len(node.activations) // len(node.ways)
-    chosen = node.activations[way * count : (way + 1) * count]
-    if chosen:
-        attributes = {**attributes, "activations": list(chosen)}
-    outputs = [g.fresh(hint) for _ in range(3 if node.op == "LSTM" else 2)]
-    inputs = [x, w, r, b, "", *map(part, node.states)]
-    while not inputs[-1]:
-        inputs.pop()
-    g.nodes.append(onnx.helper.make_node(node.op, inputs, outputs, g.fresh(f"{hint}/{node.op}"), **attributes))
-    y, last, *cell = outputs
+        x, w = _frozen(g, node, x, part(w))
+    chosen = node.chosen(way)
+    if has_own_activations(node.op, chosen) and takes_steps(g, node.op, node.weights, node.states, attributes):
+        direction = Direction(way, x, w, tuple(map(part, node.states)))
+        y, last, *cell = write_steps(g, node.op, node.weights, direction, hint)
+    else:
+        if chosen:
+            attributes = {**attributes, "activations": list(chosen)}
+        outputs = [g.fresh(hint) for _ in range(3 if node.op == "LSTM" else 2)]
+        inputs = [x, w if cells else part(w), part(node.weights[1]), part(node.weights[2]), "", *map(part, node.states)]
+        while not inputs[-1]:
+            inputs.pop()
+        g.nodes.append(onnx.helper.make_node(node.op, inputs, outputs, g.fresh(f"{hint}/{node.op}"), **attributes))
+        y, last, *cell = outputs
     if node.lengths:
         y, last = _cut(g, node, y)
         cell = [g.add("Mul", [c, _is_any(g, node)], hint) for c in cell if cells]

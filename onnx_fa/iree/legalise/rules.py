@@ -62,6 +62,7 @@ from onnx_fa.iree.legalise.pools import pool
 from onnx_fa.iree.legalise.powers import power
 from onnx_fa.iree.legalise.quantize import quantize
 from onnx_fa.iree.legalise.recurrent import recurrent
+from onnx_fa.iree.legalise.recurrent_steps import RECURRENT_STEPS
 from onnx_fa.iree.legalise.resize import resize
 from onnx_fa.iree.legalise.resize_planes import RESAMPLED_PLANES
 from onnx_fa.iree.legalise.roi_align import roi_align
@@ -78,6 +79,9 @@ from onnx_fa.iree.legalise.vector_products import vector_product
 from onnx_fa.iree.legalise.writer import GraphWriter, Handler, all_nodes, attr_of, bodies_of, declare_own_nodes
 from onnx_fa.spec.target import Target
 
+_OWN = {BITS_PRODUCT, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE, RECURRENT_STEPS, RESAMPLED_PLANES, SEQUENCE_SITE}
+_OWN |= {TOP_K_SITE}
+"""Nodes of this project's domain that handlers write."""
 EXPAND = (
     # Defined by ONNX as functions that the ONNX frontend of IREE 3.13 does not name in its library; some were compiled to see.
     "Attention",
@@ -109,7 +113,7 @@ def legalize(
         out = onnx.inliner.inline_local_functions(out)
     _rewrite(out, held or {}, target)
     ops = {op_of(n) for n in all_nodes(out.graph)}
-    if ops & {BITS_PRODUCT, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE, RESAMPLED_PLANES, SEQUENCE_SITE, TOP_K_SITE}:
+    if ops & _OWN:
         declare_own_nodes(out)
     if ops & set(EXPAND):
         done = frozenset(name for node in all_nodes(out.graph) if op_of(node) not in EXPAND for name in node.output)

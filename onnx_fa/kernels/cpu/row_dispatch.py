@@ -19,10 +19,12 @@ def make_executable(
     body: Sequence[str],
     *,
     addresses: Addresses | None = None,
+    numbers: Sequence[str] = (),
 ) -> list[str]:
     """The executable of a dispatch. `groups` are operations that make %x, the number of its workgroups, of the operands' symbols,
-    such as %rows where that is free. `addresses` are what its body asks for them."""
-    workload = _symbols([*operands, *outputs])
+    such as %rows where that is free. `addresses` are what its body asks for them, and `numbers` indices that it is given
+    besides."""
+    workload = [*_symbols([*operands, *outputs]), *numbers]
     args: list[str] = []
     ties: list[str] = []
     for access, values in (("readonly", operands), ("writeonly", outputs)):
@@ -45,10 +47,17 @@ def make_executable(
 
 
 def call_dispatch(
-    t: Text, symbol: str, operands: Sequence[Operand], values: Sequence[str], outputs: Sequence[Operand]
+    t: Text,
+    symbol: str,
+    operands: Sequence[Operand],
+    values: Sequence[str],
+    outputs: Sequence[Operand],
+    *,
+    numbers: Sequence[str] = (),
 ) -> list[str]:
-    """The results of a dispatch by the values of its operands; what they have as symbols are indices of these names."""
-    symbols = _symbols([*operands, *outputs])
+    """The results of a dispatch by the values of its operands; what they have as symbols are indices of these names. `numbers` are
+    the values of indices that it is given besides."""
+    symbols = [*_symbols([*operands, *outputs]), *numbers]
     passed = [*(x.type + x.sizes for x in operands), *[INDEX] * len(symbols)]
     made = [x.type + x.sizes for x in outputs]
     results = made[0] if len(made) == 1 else f"({', '.join(made)})"
