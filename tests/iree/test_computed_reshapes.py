@@ -87,11 +87,43 @@ def test_what_is_left_beside_sizes_of_the_run(tmp_path: Path) -> None:
         assert_same(run(model, {"x": x}), onnx_fa.run(tmp_path / "m.vmfb", x))
 
 
-@pytest.mark.parametrize("target", ["all, same, h", "h, all, h"])
-def test_no_size_is_computed_of_others(target: str) -> None:
-    """A constant 0 is the input's size at that place; what is not in front the compiler finds."""
+def test_rows_that_are_split_into_a_batch_of_them(tmp_path: Path) -> None:
+    """Into sizes of which one is left behind that of the batch: ids, which a table is read by, and packed rows."""
     model = onnx.parser.parse_model(
-        f"""<ir_version: 9, opset_import: ["" : 18]> g (float[B, 8] x, float[H] other) => (float[C, E, D] y)
+        """<ir_version: 9, opset_import: ["" : 18]>
+        g (int64[N] ids, float[N, 8] x, float[29, 4] table, float[B, 3] q) => (float[B, 4, L] y, float[B, M, 8] z)
+        <int64[1] all = {-1}, int64[2] tail = {-1, 8}> {
+            b = Shape <start = 0, end = 1> (q)
+            rows = Concat <axis = 0> (b, all)
+            split = Reshape(ids, rows)
+            found = Gather(table, split)
+            turned = Transpose <perm = [0, 2, 1]> (found)
+            grown = Exp(turned)
+            y = Add(turned, grown)
+            wide = Concat <axis = 0> (b, tail)
+            parts = Reshape <allowzero = 1> (x, wide)
+            raised = Exp(parts)
+            z = Add(parts, raised)
+        }"""
+    )
+    onnx_fa.compile(model, tmp_path / "m.vmfb")
+    rng = np.random.default_rng(0)
+    for batch, length in ((2, 3), (1, 5), (4, 1)):
+        x, table = (rng.standard_normal(dims).astype(np.float32) for dims in ((batch * length, 8), (29, 4)))
+        feeds = {
+            "ids": rng.integers(0, 29, batch * length),
+            "x": x,
+            "table": table,
+            "q": np.ones((batch, 3), np.float32),
+        }
+        assert_same(run(model, feeds), onnx_fa.run(tmp_path / "m.vmfb", *feeds.values()))
+
+
+@pytest.mark.parametrize(("dims", "target"), [("B, 8", "all, same, h"), ("A, B, C", "h, all, h")])
+def test_no_size_is_computed_of_others(dims: str, target: str) -> None:
+    """A constant 0 is the input's size at that place; what is not in front the compiler finds, where no free dim is split."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["" : 18]> g (float[{dims}] x, float[H] other) => (float[C, E, D] y)
         <int64[1] all = {{-1}}, int64[1] same = {{0}}> {{
             h = Shape(other)  to = Concat <axis = 0> ({target})  y = Reshape(x, to) }}"""
     )

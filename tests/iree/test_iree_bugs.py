@@ -176,6 +176,14 @@ def test_power_of_negative(tmp_path: Path) -> None:
     assert np.asarray(found).tolist() != [1, -1, 1], REPAIRED
 
 
+def test_equal_fills(tmp_path: Path) -> None:
+    run = load_module(_compiled("equal_fills", tmp_path))
+    x = np.array([[1, -1, -1, 1], [-1, 1, 1, 1]], np.float32)
+    a, b, _, less = map(np.asarray, run(x, np.array([[0]]), np.array([[1]]), np.ones((1, 4), np.float32)))
+    assert a[1].any() or b[0].any(), REPAIRED
+    assert less.tolist() != [[0, 0, 1], [1, 2, 0]], REPAIRED
+
+
 def test_recurrent_lengths(tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal((4, 2, 3)).astype(np.float32)
     (found,) = load_module(_compiled("recurrent_lengths", tmp_path))(x, np.array([4, 1], np.int32))

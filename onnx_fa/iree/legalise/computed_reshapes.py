@@ -39,32 +39,38 @@ def computed_reshape(g: GraphWriter, node: onnx.NodeProto, shape: Dims) -> bool:
 
 
 def _without_minus_one(g: GraphWriter, node: onnx.NodeProto, shape: Dims, made: Dims) -> bool:
-    """To a target that a Concat puts together of single numbers, of which the first alone is a constant -1: the product of the
-    input's sizes by that of the others in its place. Sizes of 0 make a 0 of it, as there are no elements then. A -1 at another
-    place stays: the compiler takes that for what is left."""
+    """To a target that a Concat puts together, of which one number alone is a constant -1: the product of the input's sizes by that
+    of the others in its place. Sizes of 0 make a 0 of it, as there are no elements then. A -1 that is not the first stays where no
+    free dim is split into more (x.view(b, -1, width) of packed rows): the compiler takes that for what is left."""
     parts = _parts(g, node.input[1])
     if len(parts) != len(made):
         return False
-    numbers = [None if (array := g.array(part)) is None else int(array.reshape(-1)[0]) for part in parts]
-    if numbers.count(-1) != 1 or 0 in numbers or numbers[0] != -1:
+    numbers = [part if isinstance(part, int) else None for part in parts]
+    split = sum(isinstance(d, int) for d in shape) - len(shape) > sum(isinstance(d, int) for d in made) - len(made)
+    if numbers.count(-1) != 1 or 0 in numbers or not (split or numbers[0] == -1):
         return False
-    hint = node.name or "Reshape"
+    hint, place = node.name or "Reshape", numbers.index(-1)
     own = [g.add("Shape", [node.input[0]], hint, start=axis, end=axis + 1) for axis in range(len(shape))]
-    others = parts[1:]
+    sizes = [g.ints([part], hint) if isinstance(part, int) else part for part in parts if part != -1]
     left = g.add(
-        "Div", [_product(g, own, hint), g.add("Max", [_product(g, others, hint), g.ints([1], hint)], hint)], hint
+        "Div", [_product(g, own, hint), g.add("Max", [_product(g, sizes, hint), g.ints([1], hint)], hint)], hint
     )
-    target = g.add("Concat", [left, *others], hint, axis=0)
+    target = g.add("Concat", [*sizes[:place], left, *sizes[place:]], hint, axis=0)
     g.add("Reshape", [node.input[0], target], hint, out=node.output[0], allowzero=1)
     return True
 
 
-def _parts(g: GraphWriter, target: str) -> list[str]:
-    """The vectors of one number each that a Concat joins to a target; none where it is something else."""
-    joins = g.maker(target)
-    if joins is None or op_of(joins) != "Concat" or any(g.shape(part) != [1] for part in joins.input):
+def _parts(g: GraphWriter, target: str) -> list[str | int]:
+    """The numbers that a Concat joins to a target: constants, and vectors of one number each; none where it is something else."""
+    joins, parts = g.maker(target), list[str | int]()
+    if joins is None or op_of(joins) != "Concat":
         return []
-    return list(joins.input)
+    for part in joins.input:
+        array = g.array(part)
+        if array is None and g.shape(part) != [1]:
+            return []
+        parts += [part] if array is None else [int(number) for number in array.reshape(-1)]
+    return parts
 
 
 def _product(g: GraphWriter, vectors: list[str], hint: str) -> str:

@@ -7,13 +7,19 @@ import onnx
 from onnx_fa.iree.legalise.convolutions import convolution
 from onnx_fa.iree.legalise.depthwise import depthwise
 from onnx_fa.iree.legalise.patches import patches
+from onnx_fa.iree.legalise.volumes import grouped_images, regroup
 from onnx_fa.iree.legalise.windows import trim_rows
 from onnx_fa.iree.legalise.writer import GraphWriter
 
 
 def conv(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """A Conv as a matmul where it is one, as a call of a kernel where one takes it, as sums where it is depthwise, and without
-    rows that no window reads where IREE miscounts them."""
+    """A Conv as a matmul where it is one, as a call of a kernel where one takes it, as sums where it is depthwise, of images where
+    it is one of volumes in groups, and without rows that no window reads where IREE miscounts them."""
+    images = grouped_images(g, node)
+    if images is not None:
+        write_conv(g, images)
+        regroup(g, node, images)
+        return True
     if patches(g, node) or convolution(g, node) or depthwise(g, node):
         return True
     trimmed = trim_rows(g, node)

@@ -56,6 +56,7 @@ from onnx_fa.iree.legalise.loops import loop, scan
 from onnx_fa.iree.legalise.matmul_bnb4 import matmul_bnb4
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
 from onnx_fa.iree.legalise.max_unpool import max_unpool
+from onnx_fa.iree.legalise.non_zero import non_zero
 from onnx_fa.iree.legalise.past_rows import past_rows
 from onnx_fa.iree.legalise.pixel_shuffle import depth_to_space, space_to_depth
 from onnx_fa.iree.legalise.pools import pool
@@ -338,6 +339,7 @@ _HANDLERS: dict[str, Handler] = {
     "AffineGrid": affine_grid,
     "Col2Im": col2im,
     "NonMaxSuppression": non_max_suppression,
+    "NonZero": non_zero,
     "RoiAlign": roi_align,
     "DeformConv": deform_conv,
     "BitCast": small_ops.bit_cast,

@@ -10,29 +10,33 @@ from onnx import TensorProto
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.casts import add_cast
+from onnx_fa.iree.legalise.fills import apart
 from onnx_fa.iree.legalise.unsigned import widened
-from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
+from onnx_fa.iree.legalise.writer import GraphWriter, attr_of, attributes_of
 
 _ORDERED = (b"max", b"min")
 
 
 def scatter(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """As a ScatterND of signed numbers, or the tensor itself where no updates are compared, which end the compiler by a division by
-    zero; false where nothing is compared. Raises ModelError for uint64, which no signed type holds, for a ScatterElements whose
-    rank is not known, and for updates of no rows that are put in: the one model that is known to have such (NeMo's local
-    attention) comes out wrong for a reason that is not known."""
+    zero; where nothing is compared as it is, into a fill of its own (`apart`). Raises ModelError for uint64, which no signed type
+    holds, for a ScatterElements whose rank is not known, and for updates of no rows that are put in: the one model that is known
+    to have such (NeMo's local attention) comes out wrong for a reason that is not known."""
     reduction = attr_of(node, "reduction", b"none")
     if any(0 in (g.shape(name) or ()) for name in node.input[1:]):
         if reduction == b"none":
             raise ModelError(f"node {node.name!r}: {op_of(node)} of no rows, at which IREE's compiler ends")
         g.add("Identity", [node.input[0]], node.name or op_of(node), out=node.output[0])
         return True
-    if reduction not in _ORDERED:
-        return False
-    wide, elements = widened(g, node), op_of(node) == "ScatterElements"
+    (_, indices, updates), hint, kind = node.input, node.name or node.op_type, g.kind(node.input[0])
+    x = apart(g, node, node.input[0])
+    wide = widened(g, node) if reduction in _ORDERED else None
+    elements = reduction in _ORDERED and op_of(node) == "ScatterElements"
     if wide is None and not elements:
-        return False
-    (x, indices, updates), hint, kind = node.input, node.name or node.op_type, g.kind(node.input[0])
+        if x == node.input[0]:
+            return False
+        g.add(op_of(node), [x, indices, updates], hint, out=node.output[0], **attributes_of(node))
+        return True
     if elements:
         indices = _places(g, node, indices, hint)
     if wide is not None:

@@ -8,6 +8,7 @@ from onnx import TensorProto
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.legalise.non_zero import add_non_zero
 from onnx_fa.iree.legalise.writer import NARROW, GraphWriter, attr_of
 
 _MOST = 128
@@ -33,7 +34,7 @@ def compress(g: GraphWriter, node: onnx.NodeProto) -> bool:
     if given is not None:
         places = g.ints(np.flatnonzero(given).tolist(), hint)
     else:
-        places = g.reshape(g.add("NonZero", [condition], hint), [-1], hint)
+        places = g.reshape(add_non_zero(g, condition, [None], hint), [-1], hint)
     axis %= len(shape) if attr_of(node, "axis", None) is not None else 1
     said = g.shape(node.output[0])
     if given is None and said is not None and isinstance(said[axis], int):  # the model says how many there are

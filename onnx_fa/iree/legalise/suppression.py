@@ -9,6 +9,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnx_fa.errors import ModelError
+from onnx_fa.iree.legalise.non_zero import add_non_zero
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
 _F32, _I64, _BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -55,7 +56,8 @@ def non_max_suppression(g: GraphWriter, node: onnx.NodeProto) -> bool:
     slots = add("Unsqueeze", add("Range", whole(0), steps, whole(1)), g.ints([1], hint))  # (steps, 1)
     is_there = add("Equal", add("Unsqueeze", ranks, g.ints([2], hint)), add("Cast", slots, to=_F32))
     found = g.reduce("ReduceMax", add("Where", is_there, places, whole(-1)), [3], hint, keepdims=0)
-    at = g.add("Transpose", [add("NonZero", add("Add", found, whole(1)))], hint, perm=[1, 0])
+    kept = add_non_zero(g, add("Add", found, whole(1)), [*dims[:2], None], hint, kind=_I64)
+    at = g.add("Transpose", [kept], hint, perm=[1, 0])
     box = add("Unsqueeze", add("GatherND", found, at), g.ints([1], hint))
     of = add("Slice", at, g.ints([0], hint), g.ints([2], hint), g.ints([1], hint))
     g.add("Concat", [of, box], hint, axis=1, out=node.output[0])

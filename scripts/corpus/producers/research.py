@@ -99,9 +99,19 @@ DIFFUSION = {"in_channels": 1, "out_channels": 1, "spatial_dims": 2, "channels":
 DIFFUSION |= {"attention_levels": (False, True), "num_head_channels": 16, "with_conditioning": True}
 DIFFUSION |= {"cross_attention_dim": 16}
 
+VOLUME = {"img_size": (32, 32, 32), "spatial_dims": 3}
+DIFFUSION_3D = {"in_channels": 1, "out_channels": 1, "spatial_dims": 3, "channels": (16, 16), "num_res_blocks": 1}
+DIFFUSION_3D |= {"attention_levels": (False, True), "num_head_channels": 8, "norm_num_groups": 4}
+DIFFUSED = {"image": (1, 1, 8, 8, 8), "timesteps": (1,)}
+STEPS = {"timesteps": torch.int64}
+MEDNEXT = {"in_channels": 1, "out_channels": 2, "spatial_dims": 3, "init_filters": 4, "blocks_down": (1, 1)}
+MEDNEXT |= {"blocks_bottleneck": 1, "blocks_up": (1, 1), "encoder_expansion_ratio": 2, "decoder_expansion_ratio": 2}
+MEDNEXT |= {"bottleneck_expansion_ratio": 2}
+
 
 def cases() -> Iterator[Case]:
     x, image = {"x": (2, 16, WIDTH)}, {"image": (2, 1, 32, 32)}
+    volume = {"image": (1, 1, 32, 32, 32)}
     heads = {name: (2, 4, 40, 12) for name in ("q", "k", "v")}
     modules = [
         Module("sam-image", partial(image_encoder, 3), {"image": (2, 3, 64, 64)}),
@@ -122,6 +132,9 @@ def cases() -> Iterator[Case]:
             {"image": (2, 1, 16, 16), "timesteps": (2,), "context": (2, 5, 16)},
             types={"timesteps": torch.int64},
         ),
+        Module("monai-unetr-3d", partial(network, "UNETR", UNETR | VOLUME), volume),
+        Module("monai-diffusion-3d", partial(network, "DiffusionModelUNet", DIFFUSION_3D), DIFFUSED, types=STEPS),
+        Module("monai-mednext", partial(network, "MedNeXt", MEDNEXT), volume, 0, "convolutions alone"),
         Module("monai-causal", partial(block, "SABlock", {"causal": True, "sequence_length": 16}), x, exporters=BOTH),
         Module(
             "monai-relative",

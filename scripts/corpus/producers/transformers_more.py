@@ -10,10 +10,10 @@ import torch
 
 import corpus.torch_setup  # noqa: F401
 from corpus.case import Case
-from corpus.hf_models import VIT
+from corpus.hf_models import BASE, VIT
 from corpus.torch_export import BOTH, Call, Module, cases_of
 
-TRACED = ("rt_detr_v2", "d_fine", "pvt_v2", "informer")
+TRACED = ("rt_detr_v2", "d_fine", "pvt_v2", "informer", "timesfm")
 """What the other exporter does not take; of patches of a series TorchScript writes shapes that contradict each other."""
 WIDTH, SIDE = 48, 64
 LAYERS = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
@@ -62,6 +62,18 @@ def past_of(model: Any, past: Any, times: Any, ahead: Any) -> Any:
     return model(**given, future_time_features=ahead, future_values=torch.zeros_like(ahead[..., 0]))[0]
 
 
+def on_page(model: Any, words: Any, boxes: Any) -> Any:
+    """Words and the places where they stand."""
+    corners = torch.stack([boxes, boxes, boxes + 2, boxes + 3], -1)
+    return model(input_ids=words, bbox=corners)[0]
+
+
+def forecast(model: Any, past: Any) -> Any:
+    """Of a series without padding, of the first of three frequencies."""
+    padding, rate = torch.zeros_like(past).long(), torch.zeros_like(past[:, :1]).long()
+    return model(past_values=past, past_values_padding=padding, freq=rate)[0]
+
+
 SERIES: dict[str, Any] = STACKS | {
     "prediction_length": 4,
     "context_length": 12,
@@ -88,7 +100,7 @@ ONE_SCALE = {
 
 
 def cases() -> Iterator[Case]:
-    kinds = {"times": torch.int64}
+    kinds = {"times": torch.int64, "ids": torch.int64, "words": torch.int64, "boxes": torch.int64}
     points = "2 of the decoder's queries and {} of the encoder; other softmaxes weigh sampled points"
     listed: list[tuple[str, str, str, dict[str, Any], Any, dict[str, tuple[int, ...]], int | None, str]] = [
         ("rt_detr", "AutoModelForObjectDetection", "rt_detr", DETECTOR, first, IMAGE, 3, points.format(1)),
@@ -137,6 +149,11 @@ def cases() -> Iterator[Case]:
         ("patchtsmixer", "PatchTSMixerForPrediction", "patchtsmixer", MIXER, first, {"past": (2, 24, 3)}, None, ""),
         ("time_series", "TimeSeriesTransformerModel", "time_series_transformer", SERIES, past_of, PAST, None, ""),
         ("informer", "InformerModel", "informer", SERIES | {"attention_type": "full"}, past_of, PAST, None, ""),
+        ("xmod", "AutoModel", "xmod", BASE | ADAPTERS, first, {"ids": (2, 16)}, None, ""),
+        ("perceiver", "AutoModel", "perceiver", LATENTS, first, {"x": (2, 9, 16)}, None, ""),
+        ("layoutlmv3", "AutoModel", "layoutlmv3", BASE | PAGE, on_page, WORDS, None, ""),
+        ("timesfm", "TimesFmModel", "timesfm", FORECAST, forecast, {"past": (2, 32)}, None, ""),
+        ("dac", "DacModel", "dac", CODEC, lambda m, x: m(x).audio_values, {"sound": (2, 1, 160)}, 0, NO_ATTENTION),
         ("decision", "DecisionTransformerModel", "decision_transformer", PLAN, plan, PLANNED, None, ""),
     ]
     modules = [
@@ -169,3 +186,14 @@ MIXER |= {"d_model": 12, "num_layers": 2, "self_attn": True, "self_attn_heads": 
 PAST = {"past": (2, 14), "times_past": (2, 14, 1), "ahead": (2, 4, 1)}
 PLAN = {"state_dim": 5, "act_dim": 3, "hidden_size": WIDTH, "n_layer": 2, "n_head": 4, "max_ep_len": 64}
 PLANNED = {"states": (2, 6, 5), "actions": (2, 6, 3), "returns": (2, 6, 1), "times": (2, 6)}
+ADAPTERS = {"languages": ["en_XX", "de_DE"], "default_language": "en_XX", "pad_token_id": 1}
+LATENTS = {"num_latents": 6, "d_latents": 24, "d_model": 16, "num_blocks": 1, "num_self_attends_per_block": 2}
+LATENTS |= {"num_self_attention_heads": 4, "num_cross_attention_heads": 4}
+PAGE = {"input_size": 32, "patch_size": 8, "coordinate_size": 8, "shape_size": 8, "max_2d_position_embeddings": 128}
+PAGE |= {"has_relative_attention_bias": True, "has_spatial_attention_bias": True}
+WORDS = {"words": (2, 16), "boxes": (2, 16)}
+FORECAST = {"patch_length": 8, "context_length": 32, "horizon_length": 8, "freq_size": 3, "num_hidden_layers": 2}
+FORECAST |= {"hidden_size": WIDTH, "intermediate_size": WIDTH, "head_dim": 12, "num_attention_heads": 4}
+CODEC = {"encoder_hidden_size": 4, "downsampling_ratios": [2, 4], "decoder_hidden_size": 16, "n_codebooks": 2}
+CODEC |= {"codebook_size": 16, "codebook_dim": 4, "upsampling_ratios": [4, 2], "hidden_size": 16}
+NO_ATTENTION = "convolutions, and codes that are nearest"
