@@ -32,7 +32,8 @@ except ImportError as _error:
 
 
 class CallingImporter(CheckedImporter):
-    """The importer plus ConvSite, JoinedProduct, RotatedHeads, ResampledPlanes, TopKSite, and what a call of any kernel takes."""
+    """The importer plus ConvSite, JoinedProduct, IndexedProduct, RotatedHeads, ResampledPlanes, TopKSite, and what a call of any
+    kernel takes."""
 
     __slots__ = ["functions", "reports", "target", "weights"]
     weights: WeightImporter
@@ -63,7 +64,8 @@ class CallingImporter(CheckedImporter):
         self._call_site(node, spec.name, [mlir.Type.parse(spec.y.type)])
         return True
 
-    _handle_node_JoinedProduct = _handle_node_RotatedHeads = _handle_node_ResampledPlanes = _handle_called
+    _handle_node_JoinedProduct = _handle_node_IndexedProduct = _handle_called
+    _handle_node_RotatedHeads = _handle_node_ResampledPlanes = _handle_called
 
     def _handle_node_TopKSite(self, node: onnx.NodeProto) -> bool:
         if op_of(node) != TOP_K_SITE:

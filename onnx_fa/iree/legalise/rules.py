@@ -48,6 +48,7 @@ from onnx_fa.iree.legalise.fourier import dft, stft
 from onnx_fa.iree.legalise.gather_quantized import gather_block_quantized
 from onnx_fa.iree.legalise.gathered_experts import gathered_product
 from onnx_fa.iree.legalise.grid_sample import grid_sample
+from onnx_fa.iree.legalise.indexed_products import INDEXED_PRODUCT, indexed_product
 from onnx_fa.iree.legalise.integer_weights import integer_weight_product
 from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE, linear_attention
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE
@@ -108,7 +109,15 @@ def legalize(
         out = onnx.inliner.inline_local_functions(out)
     _rewrite(out, held or {}, target)
     ops = {op_of(n) for n in all_nodes(out.graph)}
-    if ops & {BITS_PRODUCT, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE, RESAMPLED_PLANES, TOP_K_SITE}:
+    if ops & {
+        BITS_PRODUCT,
+        CONV_SITE,
+        INDEXED_PRODUCT,
+        LINEAR_ATTENTION_SITE,
+        LINEAR_SITE,
+        RESAMPLED_PLANES,
+        TOP_K_SITE,
+    }:
         declare_own_nodes(out)
     if ops & set(EXPAND):
         done = frozenset(name for node in all_nodes(out.graph) if op_of(node) not in EXPAND for name in node.output)
@@ -328,6 +337,7 @@ _HANDLERS: dict[str, Handler] = {
     "Einsum": einsum,
     "Expand": expand,
     "Gather": empty_gather,
+    "GatherElements": indexed_product,
     "DFT": dft,
     "STFT": stft,
     "AffineGrid": affine_grid,
