@@ -11,8 +11,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import onnx_fa
 from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.compile import compile_model
 from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.legalise.indexed_products import INDEXED_PRODUCT
 from onnx_fa.iree.legalise.rules import legalize
@@ -150,9 +150,9 @@ def meant(case: Picked, feeds: dict[str, np.ndarray]) -> np.ndarray:
     return indexed_product(feeds["a"].astype(np.float64), case.w.astype(np.float64), at)
 
 
-def called(case: Picked, path: Path) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
+def called(case: Picked, path: Path, target: Target = HOST) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
     """The compiled model of a case, which has the kernel where this processor has vectors for it."""
-    onnx_fa.compile(case.model(), path)
+    compile_model(case.model(), path, target)
     kernels = [name for name in inspect_vmfb(path).exports if name.startswith("indexed_")]
     assert len(kernels) == HOST.has_avx2
     module = load_module(path)
@@ -187,10 +187,11 @@ def test_is_what_it_means(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
-def test_sizes_that_only_the_run_knows(tmp_path: Path) -> None:
-    """Of one module: none, one, those of tiles, and whatever is drawn."""
+@pytest.mark.parametrize("lanes", [8, 16])
+def test_sizes_that_only_the_run_knows(lanes: int, tmp_path: Path) -> None:
+    """Of one module: none, one, those of tiles, and whatever is drawn. The compiler halves vectors that a processor lacks."""
     case = Picked(2, 3, 9, 20, 70, 7)
-    call, rng = called(case, tmp_path / "m.vmfb"), np.random.default_rng(5)
+    call, rng = called(case, tmp_path / "m.vmfb", replace(HOST, lanes=lanes)), np.random.default_rng(5)
     sizes = [(0, 4, 4), (1, 0, 4), (1, 4, 0), (1, 1, 1), (2, 6, 8), (1, 12, 16), (2, 13, 17)]
     sizes += [tuple(map(int, rng.integers((1, 1, 1), (4, 60, 90)))) for _ in range(25)]
     for batch, rows, J in sizes:

@@ -58,6 +58,8 @@ def indexed_product(g: GraphWriter, node: onnx.NodeProto) -> bool:
     hint = node.name or "GatherElements"
     w = _panels(g, heads, turned, (K, N), panel, hint)
     operands = [a, w, *_places(g, places, N, hint)]
+    # A product that nothing reads any more would be kept apart from what the compiler packs, and so be made.
+    g.nodes = [n for n in g.nodes if data not in n.output]
     g.nodes.append(
         helper.make_node("IndexedProduct", operands, node.output, g.fresh(f"{hint}/IndexedProduct"), domain=DOMAIN)
     )
