@@ -28,7 +28,9 @@ NARROW, WIDE, HOST = (parse_target(name) for name in ("cpu-avx2", "cpu-avx512", 
 @dataclass(frozen=True)
 class Picked:
     """a (batch, rows, K) by the product's columns of `heads`, of which places (rows, J) are picked. `free` dims of a and places
-    are known in a run only. `single`: all rows have the places of one. `read`: who else reads the product."""
+    are known in a run only. `single`: all rows have the places of one. `read`: who else reads the product.
+    `projected`: a lies in rows of all heads, which a Reshape and a Transpose take apart before a Reshape puts heads into the batch,
+    to as many rows as a Gather or a Slice of their shape says, or the shape of the places, which only a run knows to be as many."""
 
     batch: int
     heads: int
@@ -43,6 +45,7 @@ class Picked:
     constant: bool = True
     axis: int = 2
     single: bool = False
+    projected: str = ""
     read: str = ""
 
     @property
@@ -62,8 +65,24 @@ class Picked:
             at = at[:, :1]
         if not self.expanded:
             at = np.repeat(at, self.batch * self.heads, axis=0)
+        if self.projected:
+            a = a.reshape(self.batch, self.heads, self.rows, self.K).transpose(0, 2, 1, 3)
+            a = np.ascontiguousarray(a).reshape(self.batch, self.rows, self.heads * self.K)
         feeds = {"a": a, "at": at.astype(np.int64)}
         return feeds if self.constant else feeds | {"w": self.w.transpose(0, 2, 1) if not self.turned else self.w}
+
+    def heads_of(self, a: str, const: Callable[[str, np.ndarray], str], add: Callable[..., str]) -> str:
+        """(batch heads, rows, K) of projected rows."""
+        parts = add("Reshape", a, const("parts", np.array([0, 0, self.heads, self.K])))
+        turned = add("Transpose", parts, perm=[0, 2, 1, 3])
+        first, second, one = (const(f"at_{n}", np.array([n])) for n in (1, 2, -1))
+        if self.projected == "gather":
+            number = add("Gather", add("Shape", parts), const("one", np.array(1)))
+            rows = add("Unsqueeze", number, const("front", np.array([0])))
+        else:
+            rows = add("Slice", add("Shape", "at" if self.projected == "places" else a), first, second)
+        target = add("Concat", one, rows, const("depth", np.array([self.K])), axis=0)
+        return add("Reshape", turned, target)
 
     def model(self) -> onnx.ModelProto:
         nodes, constants = list[onnx.NodeProto](), list[onnx.TensorProto]()
@@ -78,7 +97,8 @@ class Picked:
 
         w = self.w if self.turned else self.w.transpose(0, 2, 1)
         value = const("w", w) if self.constant else "w"
-        size = add("Shape", "a")
+        a = self.heads_of("a", const, add) if self.projected else "a"
+        size = add("Shape", a)
         if self.tiled:
             batches = add(
                 "Div",
@@ -93,12 +113,12 @@ class Picked:
             lead = add("Slice", size, const("from", np.array([0])), const("to", np.array([2])))
             last = add("Slice", add("Shape", "at"), const("2", np.array([2])), const("3", np.array([3])))
             at = add("Expand", at, add("Concat", lead, last, axis=0))
-        product = add("MatMul", "a", value)
+        product = add("MatMul", a, value)
         nodes.append(helper.make_node("GatherElements", [product, at], ["y"], "picks", axis=self.axis))
         if self.read:
             nodes.append(helper.make_node("Relu" if self.read == "elsewhere" else "Identity", [product], ["other"]))
         dims = {
-            "a": ["b", "m", self.K],
+            "a": ["images", "m", self.heads * self.K] if self.projected else ["b", "m", self.K],
             "at": [1, 1 if self.single else "r", "j"] if self.expanded else ["b", "m", "j"],
             "y": ["b", "m", "j"],
         }
@@ -125,6 +145,9 @@ CASES = {
     "plain": Picked(2, 2, 13, 12, 40, 8, tiled=False, turned=False, expanded=False, constant=False),
     "turned": Picked(2, 2, 13, 12, 40, 8, tiled=False, expanded=False, constant=False),
     "single": Picked(2, 2, 13, 8, 32, 11, single=True),
+    "gather": Picked(2, 3, 13, 12, 40, 8, projected="gather"),
+    "slice": Picked(2, 3, 13, 12, 40, 8, projected="slice"),
+    "places": Picked(2, 3, 13, 12, 40, 8, projected="places"),
     "computed": Picked(2, 2, 13, 12, 40, 8, constant=False),
 }
 
@@ -146,8 +169,12 @@ def written(model: onnx.ModelProto, target: Target = NARROW) -> list[str]:
 
 
 def meant(case: Picked, feeds: dict[str, np.ndarray]) -> np.ndarray:
-    at = np.broadcast_to(feeds["at"], (*feeds["a"].shape[:2], feeds["at"].shape[2]))
-    return indexed_product(feeds["a"].astype(np.float64), case.w.astype(np.float64), at)
+    a = feeds["a"]
+    if case.projected:
+        a = a.reshape(case.batch, case.rows, case.heads, case.K).transpose(0, 2, 1, 3)
+        a = a.reshape(case.batch * case.heads, case.rows, case.K)
+    at = np.broadcast_to(feeds["at"], (*a.shape[:2], feeds["at"].shape[2]))
+    return indexed_product(a.astype(np.float64), case.w.astype(np.float64), at)
 
 
 def called(case: Picked, path: Path, target: Target = HOST) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
@@ -163,6 +190,15 @@ def called(case: Picked, path: Path, target: Target = HOST) -> Callable[[dict[st
 @pytest.mark.parametrize("name", CASES)
 def test_is_written(name: str, target: Target) -> None:
     assert written(CASES[name].model(), target).count(INDEXED_PRODUCT) == 1
+
+
+@pytest.mark.parametrize(("name", "maker"), [("gather", "Reshape_0"), ("slice", "Reshape_0"), ("places", "Reshape_5")])
+def test_reads_rows_where_they_lie(name: str, maker: str) -> None:
+    """Where as many rows as there are were asked for."""
+    made = CASES[name].model()
+    infer_types(made, {})
+    (node,) = [node for node in legalize(made, target=NARROW).graph.node if op_of(node) == INDEXED_PRODUCT]
+    assert node.input[0] == maker
 
 
 @pytest.mark.parametrize("target", [replace(NARROW, kernels="iree"), parse_target("cpu-neon")], ids=["iree", "neon"])
@@ -190,7 +226,7 @@ def test_is_what_it_means(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("lanes", [8, 16])
 def test_sizes_that_only_the_run_knows(lanes: int, tmp_path: Path) -> None:
     """Of one module: none, one, those of tiles, and whatever is drawn. The compiler halves vectors that a processor lacks."""
-    case = Picked(2, 3, 9, 20, 70, 7)
+    case = Picked(2, 3, 9, 20, 70, 7, projected="gather" if lanes == 8 else "")
     call, rng = called(case, tmp_path / "m.vmfb", replace(HOST, lanes=lanes)), np.random.default_rng(5)
     sizes = [(0, 4, 4), (1, 0, 4), (1, 4, 0), (1, 1, 1), (2, 6, 8), (1, 12, 16), (2, 13, 17)]
     sizes += [tuple(map(int, rng.integers((1, 1, 1), (4, 60, 90)))) for _ in range(25)]
@@ -199,6 +235,9 @@ def test_sizes_that_only_the_run_knows(lanes: int, tmp_path: Path) -> None:
         for wide in (False, True):
             feeds = one.feeds(wide)
             got = call(feeds)
+            if one.projected and not rows:  # what a -1 stands for beside a 0 is anyone's guess
+                assert got.size == 0
+                continue
             assert got.shape == (batch * case.heads, rows, J)
             np.testing.assert_allclose(got, meant(one, feeds), rtol=1e-5, atol=1e-5)
 

@@ -57,13 +57,61 @@ def indexed_product(g: GraphWriter, node: onnx.NodeProto) -> bool:
         return False
     hint = node.name or "GatherElements"
     w = _panels(g, heads, turned, (K, N), panel, hint)
-    operands = [a, w, *_places(g, places, N, hint)]
+    operands = [_rows(g, a), w, *_places(g, places, N, hint)]
     # A product that nothing reads any more would be kept apart from what the compiler packs, and so be made.
     g.nodes = [n for n in g.nodes if data not in n.output]
     g.nodes.append(
         helper.make_node("IndexedProduct", operands, node.output, g.fresh(f"{hint}/IndexedProduct"), domain=DOMAIN)
     )
     return True
+
+
+def _rows(g: GraphWriter, a: str) -> str:
+    """What a left factor (batch H, rows, K) is a copy of: (batch, rows, H, K), as a projection makes it; itself if it is none."""
+    merges = g.maker(a)
+    turns = g.maker(merges.input[0]) if merges is not None and op_of(merges) == "Reshape" else None
+    if merges is None or turns is None or op_of(turns) != "Transpose" or attr_of(turns, "perm", None) != [0, 2, 1, 3]:
+        return a
+    source, made = g.shape(turns.input[0]), g.shape(a)
+    if (
+        source is None
+        or made is None
+        or len(made) != _RANK
+        or not all(isinstance(d, int) for d in (*source[2:], made[2]))
+    ):
+        return a
+    target, made = g.maker(merges.input[1]), list(made)
+    if target is not None and op_of(target) == "Concat" and len(target.input) == _RANK:
+        made[1] = _size(g, target.input[1])
+    same = source[1] is not None and made[1:] == [source[1], source[3]] and 0 not in source
+    return turns.input[0] if same else a
+
+
+def _size(g: GraphWriter, name: str) -> int | str | None:
+    """The dim that a value is of one number, by what inference calls it; None where it is not read off a shape."""
+    maker = g.maker(name)
+    while maker is not None and op_of(maker) in ("Unsqueeze", "Squeeze"):
+        maker = g.maker(maker.input[0])
+    if maker is None or op_of(maker) not in ("Shape", "Gather", "Slice"):
+        return None
+    shape = maker if op_of(maker) == "Shape" else g.maker(maker.input[0])
+    if shape is None or op_of(shape) != "Shape":
+        return None
+    dims = g.shape(shape.input[0])
+    if dims is None:
+        return None
+    start = attr_of(shape, "start", 0)
+    dims = dims[start : attr_of(shape, "end", len(dims))]
+    if maker is not shape:
+        given = [g.array(x) for x in maker.input[1:]]
+        if any(x is None or x.size != 1 for x in given):
+            return None
+        at, *more = [int(x.reshape(())) for x in given if x is not None]
+        if op_of(maker) == "Gather":
+            dims = [dims[at]] if -len(dims) <= at < len(dims) else []
+        else:
+            dims = dims[at : more[0]] if more[1:] in ([], [0], [0, 1]) else []
+    return dims[0] if len(dims) == 1 else None
 
 
 def _heads(g: GraphWriter, w: str) -> tuple[str, bool]:

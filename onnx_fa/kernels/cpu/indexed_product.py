@@ -27,9 +27,10 @@ _VECTORS, _UNROLL = 2, 4
 
 @dataclass(frozen=True)
 class IndexedProduct:
-    """All f32, `at` and `like` i32. a is (batch or 1, rows, K). w has `columns` columns, more than one vector's, in panels of
-    `panel`, (heads, panels, K, panel), of which the last may have columns that nobody wants. `at` are places from 0 on among these
-    columns, of y's shape, or with dims of 1 in place of y's. `like` has y's shape, where `at` has not, and is not read."""
+    """All f32, `at` and `like` i32. a is (batch or 1, rows, K), or (images, rows, heads, K), of which heads of images are the
+    batch. w has its columns in panels of `panel`, (heads, panels, K, panel), of which the last may have some that nobody wants.
+    `at` are places from 0 on among these columns, of y's shape, or with dims of 1 in place of y's. `like` has y's shape, where `at`
+    has not, and is not read."""
 
     a: tuple[Dim, ...]
     w: tuple[Dim, ...]
@@ -38,7 +39,7 @@ class IndexedProduct:
 
     @property
     def K(self) -> int:
-        return _known(self.a[2])
+        return _known(self.a[-1])
 
     @property
     def panel(self) -> int:
@@ -179,11 +180,12 @@ class _Body:
         self.batch, self.places = b, places_of
         self.table = self._within(b, self.read[2].shape[0])
         low, high = self._span()
-        image, head = self._within(b, self.read[0].shape[0]), t.arith("remui", b, _size(t, self.read[1].shape[0]))
+        head = t.arith("remui", b, _size(t, self.read[1].shape[0]))
+        self.of_rows = self._of_rows()
         tiles = t.arith("ceildivui", self.count, t.index(self.tall))
 
         def over_panels(panel: str) -> None:
-            self._each((t.index(0), tiles), lambda tile: self._tile((image, head), tile, panel))
+            self._each((t.index(0), tiles), lambda tile: self._tile(head, tile, panel))
 
         self._each((low, high), over_panels)
         (made,) = t.loop((t.index(0), self.count, t.index(1)), [y], self._pick_row)
@@ -239,7 +241,15 @@ class _Body:
             ends.append(t.arith("divui", t.let(f"arith.index_cast {end} : i32 to index"), t.index(spec.panel)))
         return ends[0], t.shifted(ends[1], 1)
 
-    def _tile(self, heads: tuple[str, str], tile: str, panel: str) -> None:
+    def _of_rows(self) -> tuple[list[str], list[str]]:
+        """Where the rows of a lie: the indices before and behind that of the row."""
+        t, (lead, _, *heads, _) = self.t, self.read[0].shape
+        if not heads:
+            return [self._within(self.batch, lead)], []
+        size = _size(t, heads[0])
+        return [self._within(t.arith("divui", self.batch, size), lead)], [t.arith("remui", self.batch, size)]
+
+    def _tile(self, head: str, tile: str, panel: str) -> None:
         """Puts the sums of a register tile on the stack. Rows beyond the last are the last again."""
         t, n, spec = self.t, self.vectors, self.spec
         (a, a_type), (w, w_type) = self.a, self.w
@@ -247,14 +257,15 @@ class _Body:
         start = t.arith("addi", self.first, at)
         last = t.arith("subi", _size(t, self.read[0].shape[1]), t.index(1))
         rows = [t.arith("minsi", t.shifted(start, i), last) for i in range(self.tall)]
+        before, behind = self.of_rows
 
         def step(k: str, sums: list[str], count: int) -> list[str]:
             sums = list(sums)
             for u in range(count):
                 here = t.shifted(k, u)
-                weights = [t.read(w, w_type, heads[1], panel, here, t.index(t.width * j)) for j in range(n)]
+                weights = [t.read(w, w_type, head, panel, here, t.index(t.width * j)) for j in range(n)]
                 for i, row in enumerate(rows):
-                    number = t.broadcast(t.extract(a, a_type, heads[0], row, here))
+                    number = t.broadcast(t.extract(a, a_type, *before, row, *behind, here))
                     for j, weight in enumerate(weights):
                         sums[i * n + j] = t.vop("vector.fma", number, weight, sums[i * n + j])
             return sums
