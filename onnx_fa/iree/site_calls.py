@@ -34,7 +34,8 @@ except ImportError as _error:
 
 
 class CallingImporter(CheckedImporter):
-    """The importer plus ConvSite, JoinedProduct, RotatedHeads, ResampledPlanes, SequenceSite, TopKSite, and what a call of any
+    """The importer plus ConvSite, JoinedProduct, IndexedProduct, RecurrentSteps, RotatedHeads, ResampledPlanes, SequenceSite,
+    TopKSite, and what a call of any
     kernel takes."""
 
     __slots__ = ["functions", "reports", "target", "weights"]
@@ -66,7 +67,8 @@ class CallingImporter(CheckedImporter):
         self._call_site(node, spec.name, [mlir.Type.parse(spec.y.type)])
         return True
 
-    _handle_node_JoinedProduct = _handle_node_RotatedHeads = _handle_node_ResampledPlanes = _handle_called
+    _handle_node_JoinedProduct = _handle_node_IndexedProduct = _handle_called
+    _handle_node_RotatedHeads = _handle_node_ResampledPlanes = _handle_called
     _handle_node_SequenceSite = _handle_called
 
     def _handle_node_TopKSite(self, node: onnx.NodeProto) -> bool:

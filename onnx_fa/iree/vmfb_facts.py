@@ -38,7 +38,7 @@ class VmfbFacts:
 _NORM = r"norm_[0-9a-f]{10}_rows"
 _LINEAR_ATTENTION = r"linear_attention_[0-9a-f]{10}_tokens"
 _ROTATED, _RESAMPLED = r"rotate_\w+_rows", r"resample_\w+_planes"
-_TOP_K = r"top_k_\w+_rows"
+_TOP_K, _INDEXED = r"top_k_\w+_rows", r"indexed_[0-9a-f]{10}_heads"
 _LINEAR = r"(?:linear|conv)_[0-9a-f]{10}_[a-z]+|bits\d_\w+_(?:product|round(?:_zeros)?)"
 
 
@@ -61,7 +61,7 @@ def inspect_vmfb(path: Path) -> VmfbFacts:
     data = Path(path).read_bytes()
     names = re.findall(
         rb"(?:fa_[0-9a-f]{10}[\w$]*|%s|%s|[\w$]+_dispatch_\d+[\w$]*)"
-        % (_LINEAR.encode(), "|".join((_NORM, _ROTATED, _RESAMPLED, _LINEAR_ATTENTION, _TOP_K)).encode()),
+        % (_LINEAR.encode(), "|".join((_NORM, _ROTATED, _RESAMPLED, _LINEAR_ATTENTION, _TOP_K, _INDEXED)).encode()),
         data,
     )
     return VmfbFacts(tuple(functions), tuple(dict.fromkeys(n.decode() for n in names)))

@@ -3,6 +3,7 @@ are none."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import onnx_fa
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.legalise.rules import legalize
+from onnx_fa.iree.vmfb_facts import inspect_vmfb
 from tests.support.ort_run import assert_same, run
 
 
@@ -85,6 +87,28 @@ def test_what_is_left_beside_sizes_of_the_run(tmp_path: Path) -> None:
     for dims in ((2, 4, 9, 8), (1, 2, 3, 8), (3, 2, 6, 8)):
         x = np.random.default_rng(0).standard_normal(dims).astype(np.float32)
         assert_same(run(model, {"x": x}), onnx_fa.run(tmp_path / "m.vmfb", x))
+
+
+def test_the_host_computes_what_is_left(tmp_path: Path) -> None:
+    """Heads in front of a length of the run: a dispatch that computed the size would be waited for."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 18]> g (float[B, 3, S, 4] x) => (float[N, T, 4] y)
+        <int64[1] all = {-1}, int64[1] depth = {4}> {
+            rows = Shape <start = 2, end = 3> (x)
+            to = Concat <axis = 0> (all, rows, depth)
+            positive = Relu(x)
+            y = Reshape(positive, to)
+        }"""
+    )
+    onnx_fa.compile(model, tmp_path / "m.vmfb")
+    exports = inspect_vmfb(tmp_path / "m.vmfb").exports
+    assert {number for name in exports for number in re.findall(r"dispatch_(\d+)", name)} == {"0"}
+    for batch, rows in ((2, 5), (1, 1), (0, 5), (2, 0)):
+        x = np.random.default_rng(0).standard_normal((batch, 3, rows, 4)).astype(np.float32)
+        (got,) = onnx_fa.run(tmp_path / "m.vmfb", x)
+        if rows:
+            assert_same(run(model, {"x": x}), [got])
+        assert got.size == x.size and got.shape[1:] == (rows, 4)
 
 
 def test_rows_that_are_split_into_a_batch_of_them(tmp_path: Path) -> None:

@@ -52,9 +52,11 @@ def _without_minus_one(g: GraphWriter, node: onnx.NodeProto, shape: Dims, made: 
     hint, place = node.name or "Reshape", numbers.index(-1)
     own = [g.add("Shape", [node.input[0]], hint, start=axis, end=axis + 1) for axis in range(len(shape))]
     sizes = [g.ints([part], hint) if isinstance(part, int) else part for part in parts if part != -1]
-    left = g.add(
-        "Div", [_product(g, own, hint), g.add("Max", [_product(g, sizes, hint), g.ints([1], hint)], hint)], hint
-    )
+    divisor, one = _product(g, sizes, hint), g.ints([1], hint)
+    # 1 / (n + 1) is 1 where n is 0, and else 0. A Max of n and 1 would be a dispatch, for which the run waits, and of a choice
+    # between them the compiler makes a check that n is not 0.
+    nothing = g.add("Div", [one, g.add("Add", [divisor, one], hint)], hint)
+    left = g.add("Div", [_product(g, own, hint), g.add("Add", [divisor, nothing], hint)], hint)
     target = g.add("Concat", [*sizes[:place], left, *sizes[place:]], hint, axis=0)
     g.add("Reshape", [node.input[0], target], hint, out=node.output[0], allowzero=1)
     return True

@@ -48,6 +48,7 @@ from onnx_fa.iree.legalise.fourier import dft, stft
 from onnx_fa.iree.legalise.gather_quantized import gather_block_quantized
 from onnx_fa.iree.legalise.gathered_experts import gathered_product
 from onnx_fa.iree.legalise.grid_sample import grid_sample
+from onnx_fa.iree.legalise.indexed_products import INDEXED_PRODUCT, indexed_product
 from onnx_fa.iree.legalise.integer_weights import integer_weight_product
 from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE, linear_attention
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE
@@ -81,7 +82,7 @@ from onnx_fa.iree.legalise.writer import GraphWriter, Handler, all_nodes, attr_o
 from onnx_fa.spec.target import Target
 
 _OWN = {BITS_PRODUCT, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE, RECURRENT_STEPS, RESAMPLED_PLANES, SEQUENCE_SITE}
-_OWN |= {TOP_K_SITE}
+_OWN |= {INDEXED_PRODUCT, TOP_K_SITE}
 """Nodes of this project's domain that handlers write."""
 EXPAND = (
     # Defined by ONNX as functions that the ONNX frontend of IREE 3.13 does not name in its library; some were compiled to see.
@@ -334,6 +335,7 @@ _HANDLERS: dict[str, Handler] = {
     "Einsum": einsum,
     "Expand": expand,
     "Gather": empty_gather,
+    "GatherElements": indexed_product,
     "DFT": dft,
     "STFT": stft,
     "AffineGrid": affine_grid,

@@ -1,0 +1,297 @@
+"""The elements that a table picks out of a product of each of many heads (onnx_fa/spec/indexed.py), in one dispatch.
+
+The compiler writes the whole product, of which a row of attention by relative positions wants S of N columns, and picks from
+memory. Here a workgroup takes some rows of a head, looks which columns their places span, multiplies by these alone, and picks out
+of its stack. Neighbouring rows want neighbouring columns: 12 rows of 128 places span 139 columns, of 512 in DeBERTa.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from onnx_fa.kernels.cpu.row_dispatch import joined
+from onnx_fa.kernels.mlir.operand import Operand
+from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, executable, memref_type
+from onnx_fa.kernels.mlir.vectors import Lanes
+from onnx_fa.spec.target import Target
+from onnx_fa.spec.terms import Dim
+
+_STACK = 28 << 10
+"""Bytes of sums that wait: IREE gives a workgroup 32 KiB, of which the compiler takes some itself."""
+_LEAST_ROWS, _MOST_TILES = 4, 4
+"""Of a register tile, and tiles of a workgroup."""
+_VECTORS, _UNROLL = 2, 4
+
+
+@dataclass(frozen=True)
+class IndexedProduct:
+    """All f32, `at` and `like` i32. a is (batch or 1, rows, K), or (images, rows, heads, K), of which heads of images are the
+    batch. w has its columns in panels of `panel`, (heads, panels, K, panel), of which the last may have some that nobody wants.
+    `at` are places from 0 on among these columns, of y's shape, or with dims of 1 in place of y's. `like` has y's shape, where `at`
+    has not, and is not read."""
+
+    a: tuple[Dim, ...]
+    w: tuple[Dim, ...]
+    at: tuple[Dim, ...]
+    like: tuple[Dim, ...] | None = None
+
+    @property
+    def K(self) -> int:
+        return _known(self.a[-1])
+
+    @property
+    def panel(self) -> int:
+        return _known(self.w[3])
+
+    @property
+    def columns(self) -> int:
+        """Those of all panels."""
+        return _known(self.w[1]) * self.panel
+
+    @property
+    def name(self) -> str:
+        """Of the function: equal for equal specs."""
+        return f"indexed_{hashlib.sha256(repr(self).encode()).hexdigest()[:10]}"
+
+    @property
+    def operands(self) -> list[Operand]:
+        shaped = [("a", self.a, "f32"), ("w", self.w, "f32"), ("at", self.at, "i32")]
+        if self.like is not None:
+            shaped.append(("like", self.like, "i32"))
+        return [Operand(f"%{name}", _named(shape, name), element) for name, shape, element in shaped]
+
+    @property
+    def y(self) -> Operand:
+        *_, last = self.operands
+        return Operand("%y", last.shape, "f32")
+
+    def texts(self, target: Target) -> dict[str, str]:
+        """The executable and the function of the name, which takes the operands and returns y, by their symbols."""
+        symbol = f"{self.name}_heads"
+        body = _Body(self, target)
+        return {symbol: joined(body.executable(symbol)), self.name: joined(body.function(symbol))}
+
+
+def panel_of(columns: int, target: Target) -> int:
+    """The columns of a panel; 0 where the compiler keeps a product of so many."""
+    panel = _VECTORS * target.lanes
+    if target.kernels != "auto" or not target.has_avx2:
+        return 0
+    return panel if _tallest(-(-columns // panel) * panel, target) >= _LEAST_ROWS else 0
+
+
+def _tallest(columns: int, target: Target) -> int:
+    """Rows of a register tile at most, whose sums fit on the stack."""
+    return min(8 if target.has_many_registers else 6, _STACK // (4 * columns))
+
+
+def _known(dim: Dim) -> int:
+    assert isinstance(dim, int)
+    return dim
+
+
+def _named(shape: Sequence[Dim], operand: str) -> tuple[Dim, ...]:
+    """A shape with a symbol of the operand's own for each dim that only the run knows."""
+    return tuple(d if isinstance(d, int) else f"{operand}{i}" for i, d in enumerate(shape))
+
+
+def _sized(x: Operand) -> str:
+    """The dims that only the run knows, behind a type."""
+    free = [f"%{d}" for d in x.shape if isinstance(d, str)]
+    return f"{{{', '.join(free)}}}" if free else ""
+
+
+class _Body:
+    """Writes the dispatch and its call."""
+
+    def __init__(self, spec: IndexedProduct, target: Target) -> None:
+        self.spec, self.t, self.vectors = spec, Lanes(target.lanes), spec.panel // target.lanes
+        self.tall = _tallest(spec.columns, target)
+        self.down = max(1, min(_MOST_TILES, _STACK // (4 * spec.columns * self.tall)))
+        self.rows = self.tall * self.down
+        self.operands, self.y = spec.operands, spec.y
+        self.read = [x for x in self.operands if x.name != "%like"]
+        self.free = list(dict.fromkeys(d for x in self.operands for d in x.shape if isinstance(d, str)))
+        self.staged_type = memref_type((self.rows, spec.columns), "f32")
+
+    def function(self, symbol: str) -> list[str]:
+        t = Lanes(self.t.width)
+        dims = [
+            f"%{d} = tensor.dim {x.name}, {t.index(i)} : {x.type}"
+            for x in self.operands
+            for i, d in enumerate(x.shape)
+            if isinstance(d, str)
+        ]
+        typed = ", ".join(f"{x.name}: {x.type}" for x in self.operands)
+        free = [f"%{d}" for d in self.free]
+        given = ", ".join([*(x.name for x in self.read), *free])
+        types = ", ".join([*(f"{x.type}{_sized(x)}" for x in self.read), *[INDEX] * len(free)])
+        workload = f"[{', '.join(free)}]" if free else ""
+        call = f"flow.dispatch @{symbol}::@{symbol}{workload}({given}) : ({types}) -> {self.y.type}{_sized(self.y)}"
+        return [
+            f"util.func private @{self.spec.name}({typed}) -> {self.y.type} {{",
+            *t.render(),
+            *dims,
+            f"%made = {call}",
+            f"util.return %made : {self.y.type}",
+            "}",
+        ]
+
+    def executable(self, symbol: str) -> list[str]:
+        batch, rows, _ = self.y.shape
+        count = Lanes(self.t.width)
+        each = count.arith("ceildivui", _size(count, rows), count.index(self.rows))
+        whole = f"%x = arith.muli {_size(count, batch)}, {each} : index"
+        args, ties = list[str](), list[str]()
+        for access, values in (("readonly", self.read), ("writeonly", [self.y])):
+            if access == "writeonly":
+                args += [f"%{d}: index" for d in self.free]
+            for x in values:
+                free = _sized(x)
+                args.append(f"{x.name}{'_' * bool(free)}: {x.bound(access)}")
+                if free:
+                    ties.append(f"{x.name} = flow.dispatch.tie_shape {x.name}_ : {x.bound(access)}{free}")
+        counts = [*count.render(), whole, *(f"%{n} = arith.constant 1 : index" for n in "yz")]
+        return executable(symbol, [f"%{d}" for d in self.free], counts, args, [*ties, *self._body()], CPU_TRANSLATION)
+
+    def _load(self, x: Operand, access: str) -> tuple[str, str]:
+        """All of an operand."""
+        sizes = ", ".join(f"%{d}" if isinstance(d, str) else str(d) for d in x.shape)
+        zeros, ones = (", ".join(n for _ in x.shape) for n in "01")
+        value = self.t.let(
+            f"iree_tensor_ext.dispatch.tensor.load {x.name}, offsets = [{zeros}], sizes = [{sizes}], strides = [{ones}] : "
+            f"{x.bound(access)}{_sized(x)} -> {x.type}"
+        )
+        return value, x.type
+
+    def _body(self) -> list[str]:
+        t = self.t
+        self.a, self.w, self.at = (self._load(x, "readonly") for x in self.read)
+        y = self._load(self.y, "writeonly")
+        self.staged = t.empty(self.staged_type)
+        rows_of, places_of = (_size(t, d) for d in self.y.shape[1:])
+        of_rows = t.arith("ceildivui", rows_of, t.index(self.rows))
+        group = t.let("flow.dispatch.workgroup.id[0] : index")
+        b = t.arith("divui", group, of_rows)
+        self.first = t.arith("muli", t.arith("remui", group, of_rows), t.index(self.rows))
+        self.count = t.arith("minsi", t.index(self.rows), t.arith("subi", rows_of, self.first))
+        self.batch, self.places = b, places_of
+        self.table = self._within(b, self.read[2].shape[0])
+        low, high = self._span()
+        head = t.arith("remui", b, _size(t, self.read[1].shape[0]))
+        self.of_rows = self._of_rows()
+        tiles = t.arith("ceildivui", self.count, t.index(self.tall))
+
+        def over_panels(panel: str) -> None:
+            self._each((t.index(0), tiles), lambda tile: self._tile(head, tile, panel))
+
+        self._each((low, high), over_panels)
+        (made,) = t.loop((t.index(0), self.count, t.index(1)), [y], self._pick_row)
+        zeros, ones = (", ".join(n * len(self.y.shape)) for n in "01")
+        sizes = ", ".join(f"%{d}" if isinstance(d, str) else str(d) for d in self.y.shape)
+        t.do(
+            f"iree_tensor_ext.dispatch.tensor.store {made}, %y, offsets = [{zeros}], sizes = [{sizes}], strides = [{ones}] : "
+            f"{self.y.type} -> {self.y.bound('writeonly')}{_sized(self.y)}"
+        )
+        return t.render()
+
+    def _within(self, index: str, dim: Dim) -> str:
+        """The index along a dim that may be 1 in place of a longer one's."""
+        t = self.t
+        return t.index(0) if dim == 1 else t.arith("minsi", index, t.arith("subi", _size(t, dim), t.index(1)))
+
+    def _each(self, bounds: tuple[str, str], body: Callable[[str], None]) -> None:
+        """A loop that only writes to memory."""
+        t, i = self.t, self.t.fresh()
+        t.do(f"scf.for {i} = {bounds[0]} to {bounds[1]} step {t.index(1)} {{")
+        body(i)
+        t.do("}")
+
+    def _row_of_table(self, row: str) -> str:
+        return self._within(self.t.arith("addi", self.first, row), self.read[2].shape[1])
+
+    def _span(self) -> tuple[str, str]:
+        """The panels of the columns that the rows want, from the first up to behind the last."""
+        t, spec = self.t, self.spec
+        size = _size(t, self.read[2].shape[2])
+        whole = t.arith("subi", size, t.arith("remui", size, t.index(t.width)))
+        starts = [(t.dense(str(n), "i32"), t.ivec) for n in (spec.columns - 1, 0)]
+
+        def by_row(row: str, carried: list[str]) -> list[str]:
+            own = self._row_of_table(row)
+
+            def by_vector(j: str, inner: list[str]) -> list[str]:
+                x = t.read(*self.at, self.table, own, j, element="i32")
+                return [t.arith(op, x, n, t.ivec) for op, n in zip(("minsi", "maxsi"), inner, strict=True)]
+
+            def by_one(j: str, inner: list[str]) -> list[str]:
+                x = t.broadcast(t.extract(*self.at, self.table, own, j), "i32")
+                return [t.arith(op, x, n, t.ivec) for op, n in zip(("minsi", "maxsi"), inner, strict=True)]
+
+            typed = [(x, t.ivec) for x in carried]
+            made = t.loop((t.index(0), whole, t.index(t.width)), typed, by_vector)
+            return t.loop((whole, size, t.index(1)), [(x, t.ivec) for x in made], by_one)
+
+        found = t.loop((t.index(0), self.count, t.index(1)), starts, by_row)
+        ends = list[str]()
+        for kind, x in zip(("minsi", "maxsi"), found, strict=True):
+            end = t.let(f"vector.reduction <{kind}>, {x} : {t.ivec} into i32")
+            ends.append(t.arith("divui", t.let(f"arith.index_cast {end} : i32 to index"), t.index(spec.panel)))
+        return ends[0], t.shifted(ends[1], 1)
+
+    def _of_rows(self) -> tuple[list[str], list[str]]:
+        """Where the rows of a lie: the indices before and behind that of the row."""
+        t, (lead, _, *heads, _) = self.t, self.read[0].shape
+        if not heads:
+            return [self._within(self.batch, lead)], []
+        size = _size(t, heads[0])
+        return [self._within(t.arith("divui", self.batch, size), lead)], [t.arith("remui", self.batch, size)]
+
+    def _tile(self, head: str, tile: str, panel: str) -> None:
+        """Puts the sums of a register tile on the stack. Rows beyond the last are the last again."""
+        t, n, spec = self.t, self.vectors, self.spec
+        (a, a_type), (w, w_type) = self.a, self.w
+        at = t.arith("muli", tile, t.index(self.tall))
+        start = t.arith("addi", self.first, at)
+        last = t.arith("subi", _size(t, self.read[0].shape[1]), t.index(1))
+        rows = [t.arith("minsi", t.shifted(start, i), last) for i in range(self.tall)]
+        before, behind = self.of_rows
+
+        def step(k: str, sums: list[str], count: int) -> list[str]:
+            sums = list(sums)
+            for u in range(count):
+                here = t.shifted(k, u)
+                weights = [t.read(w, w_type, head, panel, here, t.index(t.width * j)) for j in range(n)]
+                for i, row in enumerate(rows):
+                    number = t.broadcast(t.extract(a, a_type, *before, row, *behind, here))
+                    for j, weight in enumerate(weights):
+                        sums[i * n + j] = t.vop("vector.fma", number, weight, sums[i * n + j])
+            return sums
+
+        starts, rest = [(t.splat(0.0), t.vec)] * (self.tall * n), spec.K % _UNROLL
+        end = t.index(spec.K - rest)
+        sums = t.loop((t.index(0), end, t.index(_UNROLL)), starts, lambda k, c: step(k, c, _UNROLL))
+        if rest:
+            sums = step(end, sums, rest)
+        column = t.arith("muli", panel, t.index(spec.panel))
+        for i, total in enumerate(sums):
+            place = t.shifted(at, i // n), t.shifted(column, t.width * (i % n))
+            t.write(total, self.staged, self.staged_type, *place)
+
+    def _pick_row(self, row: str, carried: list[str]) -> list[str]:
+        """y with one row, picked out of the stack."""
+        t, own, into = self.t, self._row_of_table(row), self.t.arith("addi", self.first, row)
+
+        def pick(j: str, made: list[str]) -> list[str]:
+            place = t.extract(*self.at, self.table, own, self._within(j, self.read[2].shape[2]))
+            column = t.let(f"arith.index_cast {place} : i32 to index")
+            number = t.extract(self.staged, self.staged_type, row, column)
+            return [t.insert(number, made[0], self.y.type, self.batch, into, j)]
+
+        return t.loop((t.index(0), self.places, t.index(1)), [(carried[0], self.y.type)], pick)
+
+
+def _size(t: Lanes, dim: Dim) -> str:
+    return f"%{dim}" if isinstance(dim, str) else t.index(dim)
