@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,11 @@ def ops(model: onnx.ModelProto) -> Counter[str]:
     return Counter(op_of(node) for node in model.graph.node)
 
 
-def vocoder(batch: int | str = "N", length: int | str = "L") -> onnx.ModelProto:
+def vocoder(batch: int | str = "N", length: int | str = "L", steps: Sequence[int] = (4, 2)) -> onnx.ModelProto:
     """HiFi-GAN's generator: an upsampling between blocks of residuals, and a last convolution of one column."""
     n = sound_net(24, batch, length=length)
     x, channels = n.add("Conv", "x", n.weight(32, 24, 7), n.weight(32), pads=[3, 3]), 32
-    for step in (4, 2):
+    for step in steps:
         x = n.add("LeakyRelu", x, alpha=0.1)
         weights = n.weight(channels, channels // 2, 2 * step), n.weight(channels // 2)
         x = n.add("ConvTranspose", x, *weights, strides=[step], pads=[step // 2] * 2)
@@ -129,7 +130,7 @@ def test_features_end_as_tokens() -> None:
 
 def test_compiled(tmp_path: Path) -> None:
     """Of fewer places than a tile has, of several tiles, and of a batch of none."""
-    model = vocoder()
+    model = vocoder(steps=(4,))
     onnx_fa.compile(model, tmp_path / "m.vmfb")
     call = load_module(tmp_path / "m.vmfb")
     for batch, length in ((2, 1), (1, 33), (0, 5)):

@@ -15,12 +15,12 @@ from onnx_fa.iree.legalise.writer import GraphWriter
 def conv(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """A Conv as a matmul where it is one, as a call of a kernel where one takes it, as sums where it is depthwise, of images where
     it is one of volumes in groups, and without rows that no window reads where IREE miscounts them."""
+    if patches(g, node) or convolution(g, node) or depthwise(g, node):
+        return True
     images = grouped_images(g, node)
     if images is not None:
         write_conv(g, images)
         regroup(g, node, images)
-        return True
-    if patches(g, node) or convolution(g, node) or depthwise(g, node):
         return True
     trimmed = trim_rows(g, node)
     if trimmed is None or patches(g, trimmed):

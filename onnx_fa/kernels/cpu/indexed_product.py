@@ -11,9 +11,10 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from onnx_fa.kernels.cpu.row_dispatch import joined
+from onnx_fa.kernels.cpu.bits_body import function_text
+from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined, load, make_executable, store
 from onnx_fa.kernels.mlir.operand import Operand
-from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, executable, memref_type
+from onnx_fa.kernels.mlir.text import memref_type
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import Dim
@@ -23,6 +24,7 @@ _STACK = 28 << 10
 _LEAST_ROWS, _MOST_TILES = 4, 4
 """Of a register tile, and tiles of a workgroup."""
 _VECTORS, _UNROLL = 2, 4
+_RANK = 3
 
 
 @dataclass(frozen=True)
@@ -97,12 +99,6 @@ def _named(shape: Sequence[Dim], operand: str) -> tuple[Dim, ...]:
     return tuple(d if isinstance(d, int) else f"{operand}{i}" for i, d in enumerate(shape))
 
 
-def _sized(x: Operand) -> str:
-    """The dims that only the run knows, behind a type."""
-    free = [f"%{d}" for d in x.shape if isinstance(d, str)]
-    return f"{{{', '.join(free)}}}" if free else ""
-
-
 class _Body:
     """Writes the dispatch and its call."""
 
@@ -113,63 +109,28 @@ class _Body:
         self.rows = self.tall * self.down
         self.operands, self.y = spec.operands, spec.y
         self.read = [x for x in self.operands if x.name != "%like"]
-        self.free = list(dict.fromkeys(d for x in self.operands for d in x.shape if isinstance(d, str)))
         self.staged_type = memref_type((self.rows, spec.columns), "f32")
 
     def function(self, symbol: str) -> list[str]:
         t = Lanes(self.t.width)
-        dims = [
-            f"%{d} = tensor.dim {x.name}, {t.index(i)} : {x.type}"
-            for x in self.operands
-            for i, d in enumerate(x.shape)
-            if isinstance(d, str)
-        ]
-        typed = ", ".join(f"{x.name}: {x.type}" for x in self.operands)
-        free = [f"%{d}" for d in self.free]
-        given = ", ".join([*(x.name for x in self.read), *free])
-        types = ", ".join([*(f"{x.type}{_sized(x)}" for x in self.read), *[INDEX] * len(free)])
-        workload = f"[{', '.join(free)}]" if free else ""
-        call = f"flow.dispatch @{symbol}::@{symbol}{workload}({given}) : ({types}) -> {self.y.type}{_sized(self.y)}"
-        return [
-            f"util.func private @{self.spec.name}({typed}) -> {self.y.type} {{",
-            *t.render(),
-            *dims,
-            f"%made = {call}",
-            f"util.return %made : {self.y.type}",
-            "}",
-        ]
+        for x in self.operands:
+            for axis, dim in enumerate(x.shape):
+                if isinstance(dim, str):
+                    t.do(f"%{dim} = tensor.dim {x.name}, {t.index(axis)} : {x.type}")
+        made = call_dispatch(t, symbol, self.read, [x.name for x in self.read], [self.y])
+        return function_text(self.spec.name, self.operands, [self.y], t, made)
 
     def executable(self, symbol: str) -> list[str]:
         batch, rows, _ = self.y.shape
         count = Lanes(self.t.width)
         each = count.arith("ceildivui", _size(count, rows), count.index(self.rows))
-        whole = f"%x = arith.muli {_size(count, batch)}, {each} : index"
-        args, ties = list[str](), list[str]()
-        for access, values in (("readonly", self.read), ("writeonly", [self.y])):
-            if access == "writeonly":
-                args += [f"%{d}: index" for d in self.free]
-            for x in values:
-                free = _sized(x)
-                args.append(f"{x.name}{'_' * bool(free)}: {x.bound(access)}")
-                if free:
-                    ties.append(f"{x.name} = flow.dispatch.tie_shape {x.name}_ : {x.bound(access)}{free}")
-        counts = [*count.render(), whole, *(f"%{n} = arith.constant 1 : index" for n in "yz")]
-        return executable(symbol, [f"%{d}" for d in self.free], counts, args, [*ties, *self._body()], CPU_TRANSLATION)
-
-    def _load(self, x: Operand, access: str) -> tuple[str, str]:
-        """All of an operand."""
-        sizes = ", ".join(f"%{d}" if isinstance(d, str) else str(d) for d in x.shape)
-        zeros, ones = (", ".join(n for _ in x.shape) for n in "01")
-        value = self.t.let(
-            f"iree_tensor_ext.dispatch.tensor.load {x.name}, offsets = [{zeros}], sizes = [{sizes}], strides = [{ones}] : "
-            f"{x.bound(access)}{_sized(x)} -> {x.type}"
-        )
-        return value, x.type
+        count.do(f"%x = arith.muli {_size(count, batch)}, {each} : index")
+        return make_executable(symbol, self.read, [self.y], count.render(), self._body())
 
     def _body(self) -> list[str]:
         t = self.t
-        self.a, self.w, self.at = (self._load(x, "readonly") for x in self.read)
-        y = self._load(self.y, "writeonly")
+        self.a, self.w, self.at = (load(t, x, "readonly", ["0"] * len(x.shape), x.shape) for x in self.read)
+        y = load(t, self.y, "writeonly", ["0"] * _RANK, self.y.shape)
         self.staged = t.empty(self.staged_type)
         rows_of, places_of = (_size(t, d) for d in self.y.shape[1:])
         of_rows = t.arith("ceildivui", rows_of, t.index(self.rows))
@@ -189,12 +150,7 @@ class _Body:
 
         self._each((low, high), over_panels)
         (made,) = t.loop((t.index(0), self.count, t.index(1)), [y], self._pick_row)
-        zeros, ones = (", ".join(n * len(self.y.shape)) for n in "01")
-        sizes = ", ".join(f"%{d}" if isinstance(d, str) else str(d) for d in self.y.shape)
-        t.do(
-            f"iree_tensor_ext.dispatch.tensor.store {made}, %y, offsets = [{zeros}], sizes = [{sizes}], strides = [{ones}] : "
-            f"{self.y.type} -> {self.y.bound('writeonly')}{_sized(self.y)}"
-        )
+        store(t, made, self.y.type, self.y, ["0"] * _RANK, self.y.shape)
         return t.render()
 
     def _within(self, index: str, dim: Dim) -> str:
