@@ -150,3 +150,15 @@ def test_stays(why: str) -> None:
     model = n.model(n.add("Conv", "x", weight, pads=[1, 1]))
     made = turned(model, parse_target("cuda-sm_80") if why == "gpu" else NARROW)
     assert ops(made) == ops(model)
+
+
+def test_what_has_no_convolution_stays() -> None:
+    """Tokens that are turned for an operator of single numbers, beside a convolution that has nothing to do with them."""
+    n = sound_net(16)
+    tokens = n.add("Softmax", n.add("Transpose", n.add("Softmax", "x", axis=1), perm=[0, 2, 1]), axis=-1)
+    back = n.add("Transpose", n.add("Relu", n.add("Transpose", tokens, perm=[0, 2, 1])), perm=[0, 2, 1])
+    model = n.model(n.add("Conv", "x", n.weight(16, 16, 3), pads=[1, 1]), n.add("Softmax", back, axis=-1))
+    made = turned(model)
+    assert ops(made)[SEQUENCE_SITE] == 1 and ops(made)["Relu"] == 1
+    turns = [node.input[0] for node in made.graph.node if op_of(node) == "Transpose"]
+    assert tokens in turns

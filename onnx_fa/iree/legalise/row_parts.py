@@ -4,7 +4,7 @@ where that turns fewer numbers."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import onnx
@@ -18,15 +18,22 @@ FindForm = Callable[[GraphWriter, Any, onnx.NodeProto], RowsForm | None]
 
 
 def write_parts(
-    g: GraphWriter, images: Mapping[str, Places], forms_of: Mapping[str, FindForm], w: RowsWriter[Any]
+    g: GraphWriter,
+    images: Mapping[str, Places],
+    forms_of: Mapping[str, FindForm],
+    w: RowsWriter[Any],
+    *,
+    around: Collection[str] = (),
 ) -> bool:
-    """Writes the parts that save something, by the forms of their nodes' operators, in place. Returns whether there are any."""
+    """Writes the parts that save something, by the forms of their nodes' operators, in place; those alone, if that is said, that
+    have one of the operators `around`. Returns whether there are any."""
     forms = dict[int, RowsForm]()
     for place, node in enumerate(g.graph.node):
         find = forms_of.get(op_of(node))
         if find is not None and (form := find(g, images, node)) is not None:
             forms[place] = form
-    chosen = {place for part in _parts(forms) if _saved(g, images, forms, part) > 0 for place in part}
+    parts = [p for p in _parts(forms) if not around or any(op_of(g.graph.node[place]) in around for place in p)]
+    chosen = {place for part in parts if _saved(g, images, forms, part) > 0 for place in part}
     if not chosen:
         return False
     for place, node in enumerate(g.graph.node):

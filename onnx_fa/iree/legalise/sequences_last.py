@@ -31,6 +31,8 @@ _RANK = 3
 _NOMINAL = 1024
 """Places that a sequence of free length is taken to have, where what is turned is counted."""
 _TURN = [0, 2, 1]
+_CONVOLUTIONS = ("Conv", "ConvTranspose")
+"""What is between others, as tokens of a transformer, stays as it is."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,10 @@ def put_sequences_last(
     g = GraphWriter(model, held, target=target)
     if g.cpu is None or g.opset < SLICE_OPSET:
         return
-    if not any(op_of(node) in ("Conv", "ConvTranspose") for node in model.graph.node):
+    if not any(op_of(node) in _CONVOLUTIONS for node in model.graph.node):
         return
     sounds = _sounds(g)
-    if sounds and write_parts(g, sounds, _FORMS, SoundWriter(g, sounds)):
+    if sounds and write_parts(g, sounds, _FORMS, SoundWriter(g, sounds), around=_CONVOLUTIONS):
         declare_own_nodes(model)
 
 

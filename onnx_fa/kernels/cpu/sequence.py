@@ -23,6 +23,7 @@ from onnx_fa.spec.terms import Dim
 
 
 def lead_of(spec: SequenceSpec) -> Dim:
+    """How many images there are, or a symbol for that."""
     return "images" if spec.images is None else spec.images
 
 
