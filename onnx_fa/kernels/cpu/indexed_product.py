@@ -8,11 +8,11 @@ of its stack. Neighbouring rows want neighbouring columns: 12 rows of 128 places
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnx_fa.kernels.cpu.bits_body import function_text
-from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined, load, make_executable, store
+from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, index_of, joined, load, make_executable, store
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import memref_type
 from onnx_fa.kernels.mlir.vectors import Lanes
@@ -123,8 +123,8 @@ class _Body:
     def executable(self, symbol: str) -> list[str]:
         batch, rows, _ = self.y.shape
         count = Lanes(self.t.width)
-        each = count.arith("ceildivui", _size(count, rows), count.index(self.rows))
-        count.do(f"%x = arith.muli {_size(count, batch)}, {each} : index")
+        each = count.arith("ceildivui", index_of(count, rows), count.index(self.rows))
+        count.do(f"%x = arith.muli {index_of(count, batch)}, {each} : index")
         return make_executable(symbol, self.read, [self.y], count.render(), self._body())
 
     def _body(self) -> list[str]:
@@ -132,7 +132,7 @@ class _Body:
         self.a, self.w, self.at = (load(t, x, "readonly", ["0"] * len(x.shape), x.shape) for x in self.read)
         y = load(t, self.y, "writeonly", ["0"] * _RANK, self.y.shape)
         self.staged = t.empty(self.staged_type)
-        rows_of, places_of = (_size(t, d) for d in self.y.shape[1:])
+        rows_of, places_of = (index_of(t, d) for d in self.y.shape[1:])
         of_rows = t.arith("ceildivui", rows_of, t.index(self.rows))
         group = t.let("flow.dispatch.workgroup.id[0] : index")
         b = t.arith("divui", group, of_rows)
@@ -141,14 +141,14 @@ class _Body:
         self.batch, self.places = b, places_of
         self.table = self._within(b, self.read[2].shape[0])
         low, high = self._span()
-        head = t.arith("remui", b, _size(t, self.read[1].shape[0]))
+        head = t.arith("remui", b, index_of(t, self.read[1].shape[0]))
         self.of_rows = self._of_rows()
         tiles = t.arith("ceildivui", self.count, t.index(self.tall))
 
         def over_panels(panel: str) -> None:
-            self._each((t.index(0), tiles), lambda tile: self._tile(head, tile, panel))
+            t.each((t.index(0), tiles, t.index(1)), lambda tile: self._tile(head, tile, panel))
 
-        self._each((low, high), over_panels)
+        t.each((low, high, t.index(1)), over_panels)
         (made,) = t.loop((t.index(0), self.count, t.index(1)), [y], self._pick_row)
         store(t, made, self.y.type, self.y, ["0"] * _RANK, self.y.shape)
         return t.render()
@@ -156,14 +156,7 @@ class _Body:
     def _within(self, index: str, dim: Dim) -> str:
         """The index along a dim that may be 1 in place of a longer one's."""
         t = self.t
-        return t.index(0) if dim == 1 else t.arith("minsi", index, t.arith("subi", _size(t, dim), t.index(1)))
-
-    def _each(self, bounds: tuple[str, str], body: Callable[[str], None]) -> None:
-        """A loop that only writes to memory."""
-        t, i = self.t, self.t.fresh()
-        t.do(f"scf.for {i} = {bounds[0]} to {bounds[1]} step {t.index(1)} {{")
-        body(i)
-        t.do("}")
+        return t.index(0) if dim == 1 else t.arith("minsi", index, t.arith("subi", index_of(t, dim), t.index(1)))
 
     def _row_of_table(self, row: str) -> str:
         return self._within(self.t.arith("addi", self.first, row), self.read[2].shape[1])
@@ -171,7 +164,7 @@ class _Body:
     def _span(self) -> tuple[str, str]:
         """The panels of the columns that the rows want, from the first up to behind the last."""
         t, spec = self.t, self.spec
-        size = _size(t, self.read[2].shape[2])
+        size = index_of(t, self.read[2].shape[2])
         whole = t.arith("subi", size, t.arith("remui", size, t.index(t.width)))
         starts = [(t.dense(str(n), "i32"), t.ivec) for n in (spec.columns - 1, 0)]
 
@@ -202,7 +195,7 @@ class _Body:
         t, (lead, _, *heads, _) = self.t, self.read[0].shape
         if not heads:
             return [self._within(self.batch, lead)], []
-        size = _size(t, heads[0])
+        size = index_of(t, heads[0])
         return [self._within(t.arith("divui", self.batch, size), lead)], [t.arith("remui", self.batch, size)]
 
     def _tile(self, head: str, tile: str, panel: str) -> None:
@@ -211,7 +204,7 @@ class _Body:
         (a, a_type), (w, w_type) = self.a, self.w
         at = t.arith("muli", tile, t.index(self.tall))
         start = t.arith("addi", self.first, at)
-        last = t.arith("subi", _size(t, self.read[0].shape[1]), t.index(1))
+        last = t.arith("subi", index_of(t, self.read[0].shape[1]), t.index(1))
         rows = [t.arith("minsi", t.shifted(start, i), last) for i in range(self.tall)]
         before, behind = self.of_rows
 
@@ -247,7 +240,3 @@ class _Body:
             return [t.insert(number, made[0], self.y.type, self.batch, into, j)]
 
         return t.loop((t.index(0), self.places, t.index(1)), [(carried[0], self.y.type)], pick)
-
-
-def _size(t: Lanes, dim: Dim) -> str:
-    return f"%{dim}" if isinstance(dim, str) else t.index(dim)

@@ -11,7 +11,7 @@ and makes all of their columns.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnx_fa.kernels.cpu.bits_body import function_text
@@ -164,11 +164,12 @@ class _JoinedBody:
 
         def stage_tile(tile: str) -> None:
             row, at = row_of(tile), t.arith("muli", tile, t.index(self.tall))
-            self._each(
-                t.index(self.tall), lambda i: self._stage(image, t.arith("addi", row, i), t.arith("addi", at, i))
+            t.each(
+                (t.index(0), t.index(self.tall), t.index(1)),
+                lambda i: self._stage(image, t.arith("addi", row, i), t.arith("addi", at, i)),
             )
 
-        self._each(count, stage_tile)
+        t.each((t.index(0), count, t.index(1)), stage_tile)
 
         def over_panels(panel: str, carried: list[str]) -> list[str]:
             column = t.arith("muli", panel, t.index(spec.panel))
@@ -184,13 +185,6 @@ class _JoinedBody:
         store(t, made, self.y_type, spec.y, ["0"] * 3, spec.y.shape)
         return t.render()
 
-    def _each(self, count: str, body: Callable[[str], None], step: int = 1) -> None:
-        """A loop that only writes to memory."""
-        t, i = self.t, self.t.fresh()
-        t.do(f"scf.for {i} = {t.index(0)} to {count} step {t.index(step)} {{")
-        body(i)
-        t.do("}")
-
     def _stage(self, image: str, row: str, at: str) -> None:
         """Puts what becomes of a row on the stack, at this place."""
         t, first = self.t, 0
@@ -203,7 +197,7 @@ class _JoinedBody:
                 made = self.before.emit(t.read(x, x_type, image, row, c), [column], before)
                 t.write(made, self.staged, self.staged_type, at, column)
 
-            self._each(t.index(columns), vector, t.width)
+            t.each((t.index(0), t.index(columns), t.index(t.width)), vector)
             first += columns
 
     def _tile(self, rows: tuple[str, str], tile: str, columns: tuple[str, str], y: str) -> str:

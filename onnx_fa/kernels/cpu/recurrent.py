@@ -4,10 +4,9 @@ in the first cache. Else every step is one, and workgroups share the columns of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined, load, make_executable, size_of, store
+from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, index_of, joined, load, make_executable, size_of, store
 from onnx_fa.kernels.mlir.expressions import ExprVectors, IntBounds, Vector
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.text import Text, memref_type
@@ -116,9 +115,7 @@ class RecurrentSteps:
             return [t.let(f"tensor.insert_slice {made[0]} into {into}"), *made]
 
         carried = [(self._empty(t, every), every.type), *((v, y.type) for v, y in zip(starts, states, strict=True))]
-        return t.loop(
-            (t.index(0), t.index(steps) if isinstance(steps, int) else f"%{steps}", t.index(1)), carried, step
-        )
+        return t.loop((t.index(0), index_of(t, steps), t.index(1)), carried, step)
 
 
 class _StepBody:
@@ -143,7 +140,7 @@ class _StepBody:
         group = t.let("flow.dispatch.workgroup.id[0] : index")
         first = t.arith("muli", group, t.index(self.across))
         last = t.arith("minsi", t.shifted(first, self.across), t.index(spec.panels))
-        rows = t.index(spec.rows) if spec.rows is not None else f"%{ROWS}"
+        rows = index_of(t, self.kernel.states[0].shape[0])
 
         def over_panels(panel: str, carried: list[str]) -> list[str]:
             column = self._column(panel)
@@ -240,7 +237,7 @@ class _WholeBody(_StepBody):
             for name, (value, have) in zip(names, first, strict=True):
                 t.write(t.read(value, have, row, column), *self.loaded[name], t.index(0), column)
 
-        self._each_panel(begin)
+        t.each((t.index(0), t.index(spec.panels), t.index(1)), begin)
         steps = self.kernel.results[0].shape[0]
 
         def step(at: str, carried: list[str]) -> list[str]:
@@ -257,7 +254,7 @@ class _WholeBody(_StepBody):
             bounds = t.index(0), t.index(spec.panels), t.index(1)
             return t.loop(bounds, [(carried[0], made[0][1])], over_panels)
 
-        many = t.index(steps) if isinstance(steps, int) else f"%{steps}"
+        many = index_of(t, steps)
         (every,) = t.loop((t.index(0), many, t.index(1)), made[:1], step)
         last = t.arith("remui", many, t.index(2))
 
@@ -271,10 +268,3 @@ class _WholeBody(_StepBody):
         for value, (_, have), y in zip([every, *ends], made, outputs, strict=True):
             store(t, value, have, y, ["0"] * len(y.shape), y.shape)
         return t.render()
-
-    def _each_panel(self, body: Callable[[str], None]) -> None:
-        """A loop that only writes to memory."""
-        t, panel = self.t, self.t.fresh()
-        t.do(f"scf.for {panel} = {t.index(0)} to {t.index(self.spec.panels)} step {t.index(1)} {{")
-        body(panel)
-        t.do("}")

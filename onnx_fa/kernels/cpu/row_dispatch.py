@@ -114,6 +114,11 @@ def size_of(dim: Dim) -> str:
     return f"%{dim}" if isinstance(dim, str) else str(dim)
 
 
+def index_of(t: Text, dim: Dim) -> str:
+    """A dim as an index of the dispatch: a constant, or what it is given."""
+    return f"%{dim}" if isinstance(dim, str) else t.index(dim)
+
+
 def load(t: Text, x: Operand, access: str, offsets: Sequence[str], sizes: Sequence[Dim]) -> tuple[str, str]:
     """A part of an operand, and its type."""
     part = Operand(x.name, tuple(sizes), x.element)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnx_fa.kernels.cpu.epilogues import tensor_operands
-from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined, make_executable, size_of
+from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, index_of, joined, make_executable, size_of
 from onnx_fa.kernels.cpu.window import tiles_along
 from onnx_fa.kernels.cpu.window_body import WindowBody
 from onnx_fa.kernels.mlir.operand import Operand
@@ -120,22 +120,18 @@ class SequenceBody(WindowBody):
     def executable(self, symbol: str) -> list[str]:
         t, spec = Lanes(self.tiles.lanes), self.sequence
         each = t.arith("muli", self._down(t), t.index(self.across * spec.groups))
-        t.do(f"%x = arith.muli {each}, {self._size(t, lead_of(spec))} : index")
+        t.do(f"%x = arith.muli {each}, {index_of(t, lead_of(spec))} : index")
         return make_executable(symbol, self.operands, [self.y], t.render(), self._body())
-
-    @staticmethod
-    def _size(t: Text, dim: Dim) -> str:
-        return f"%{dim}" if isinstance(dim, str) else t.index(dim)
 
     def _down(self, t: Text) -> str:
         """Workgroups of an image, behind each other."""
-        return t.arith("ceildivui", self._size(t, self.y.shape[1]), t.index(self.unit * self.tiles.down))
+        return t.arith("ceildivui", index_of(t, self.y.shape[1]), t.index(self.unit * self.tiles.down))
 
     def _counts(self) -> tuple[str, str, str]:
         t, numbers = self.t, self.operands[0].shape[1]
-        self.places = self._size(t, self.y.shape[1])
+        self.places = index_of(t, self.y.shape[1])
         channels = t.index(self.sequence.groups * self.sequence.channels)
-        self.length = t.arith("divui", self._size(t, numbers), channels)
+        self.length = t.arith("divui", index_of(t, numbers), channels)
         self.last = t.shifted(self.places, -1)
         self.taps = t.choose(t.test("sgt", self.length, t.index(0)), t.index(self.sequence.kernel), t.index(0))
         down = self._down(t)

@@ -153,6 +153,14 @@ class Text:
         self.do("}")
         return [f"{result}#{i}" for i in range(len(carried))]
 
+    def each(self, bounds: tuple[str, str, str], body: Callable[[str], None]) -> None:
+        """scf.for over (low, high, step) whose body only writes to memory."""
+        low, high, step = bounds
+        iv = self._name()
+        self.do(f"scf.for {iv} = {low} to {high} step {step} {{")
+        body(iv)
+        self.do("}")
+
     def empty(self, type_: str) -> str:
         """A tensor whose elements nobody has written; of a memref's type, memory on the stack."""
         if not is_memref(type_):
