@@ -21,7 +21,7 @@ from onnx_fa.iree.legalise.image_rows import Image, ImageWriter, RowsForm
 from onnx_fa.iree.legalise.linear_sites import LEAST
 from onnx_fa.iree.legalise.row_forms import Images
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
-from onnx_fa.kernels.cpu.window import panel_of
+from onnx_fa.kernels.cpu.window import panel_of, winograd_tiles
 from onnx_fa.spec.windows import WindowSpec
 
 _MOST_TAPS = 64
@@ -29,6 +29,9 @@ _MOST_TAPS = 64
 _MANY_TAPS = 25
 """With so many the kernel of depthwise convolutions is faster than IREE's sums by more than two turns of the image take."""
 _AXES = 2
+_PRODUCTS_OF_A_TURN = 12
+"""By Winograd's sums a convolution takes about two thirds of its time. So many products of channels by columns, at a place, save as
+much as turning a number there takes: 32 channels into 32 pay for turning both."""
 _LEAST_LINE = 4
 """Places beside each other that tiles of a line, which know of pads, leave enough of to do."""
 
@@ -55,8 +58,14 @@ def convolution(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsFor
     # Linear sites leave small weights to IREE, which multiplies by them again for every place that reads such a gate.
     if _is_product(shape) and (spec is None or min(shape.own, shape.columns) >= LEAST):
         return RowsForm((x,), (y,), _write_product, turned)
+    if spec is None:
+        return None
+    assert g.cpu is not None
+    if winograd_tiles(spec, g.cpu):
+        turned += images[y].places * shape.groups * shape.own * shape.columns // _PRODUCTS_OF_A_TURN
+        return RowsForm((x,), (y,), partial(_write_site, shape, spec), turned)
     takes_both = not _is_product(shape) and shape.groups == 1
-    return None if spec is None else RowsForm((x,), (y,), partial(_write_site, shape, spec), turned, takes_both)
+    return RowsForm((x,), (y,), partial(_write_site, shape, spec), turned, takes_both)
 
 
 def _passes(g: GraphWriter, images: Images, y: str) -> int:
@@ -89,7 +98,8 @@ def _matrix(g: GraphWriter, weight: str) -> np.ndarray:
 
 def _write_site(shape: ConvShape, spec: WindowSpec, w: ImageWriter, node: onnx.NodeProto) -> None:
     g, hint, (x, weight, *rest) = w.g, node.name or node.op_type, node.input
-    last = spec.depthwise or spec.groups > 1 or _is_product(shape) or x in w.rows
+    assert g.cpu is not None
+    last = spec.depthwise or spec.groups > 1 or _is_product(shape) or x in w.rows or bool(winograd_tiles(spec, g.cpu))
     spec = replace(spec, x_last=last)
     if last and any(shape.pads) and spec.places[-1] >= _LEAST_LINE:
         spec = replace(spec, sizes=shape.sizes, pads=shape.pads)

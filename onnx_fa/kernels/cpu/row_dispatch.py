@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
-from onnx_fa.kernels.cpu.addresses import Addresses
 from onnx_fa.kernels.mlir.entry import KernelEntry, listed_types
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, Text, executable
 from onnx_fa.spec.terms import Dim
+
+
+class Helper(Protocol):
+    """Functions beside that of a dispatch: their text, and attributes of its own that refer to them."""
+
+    @property
+    def helper(self) -> list[str]: ...
+
+    @property
+    def keep(self) -> str: ...
 
 
 def make_executable(
@@ -18,16 +28,17 @@ def make_executable(
     groups: Sequence[str],
     body: Sequence[str],
     *,
-    addresses: Addresses | None = None,
+    helper: Helper | None = None,
     numbers: Sequence[str] = (),
+    shared: Sequence[Operand] = (),
 ) -> list[str]:
     """The executable of a dispatch. `groups` are operations that make %x, the number of its workgroups, of the operands' symbols,
-    such as %rows where that is free. `addresses` are what its body asks for them, and `numbers` indices that it is given
-    besides."""
+    such as %rows where that is free. `helper` is what its body calls, `numbers` are indices that it is given besides, and `shared`
+    are operands that all workgroups change."""
     workload = [*_symbols([*operands, *outputs]), *numbers]
     args: list[str] = []
     ties: list[str] = []
-    for access, values in (("readonly", operands), ("writeonly", outputs)):
+    for access, values in (("readonly", operands), ("readwrite", shared), ("writeonly", outputs)):
         if access == "writeonly":
             args += [f"{symbol}: index" for symbol in workload]
         for x in values:
@@ -42,7 +53,7 @@ def make_executable(
         args,
         [*ties, *body],
         CPU_TRANSLATION,
-        (addresses.helper, addresses.keep) if addresses else ((), ""),
+        (helper.helper, helper.keep) if helper else ((), ""),
     )
 
 
@@ -54,12 +65,16 @@ def call_dispatch(
     outputs: Sequence[Operand],
     *,
     numbers: Sequence[str] = (),
+    shared: Mapping[str, Operand] | None = None,
 ) -> list[str]:
     """The results of a dispatch by the values of its operands; what they have as symbols are indices of these names. `numbers` are
-    the values of indices that it is given besides."""
+    the values of indices that it is given besides, and `shared` operands of known shape, by their values, that all workgroups
+    change: what they are then comes before the other results."""
+    shared = shared or {}
     symbols = [*_symbols([*operands, *outputs]), *numbers]
+    operands, values = [*operands, *shared.values()], [*values, *shared]
     passed = [*(x.type + x.sizes for x in operands), *[INDEX] * len(symbols)]
-    made = [x.type + x.sizes for x in outputs]
+    made = [*shared, *(x.type + x.sizes for x in outputs)]
     results = made[0] if len(made) == 1 else f"({', '.join(made)})"
     workload = f"[{', '.join(symbols)}]" if symbols else ""
     given = ", ".join([*values, *symbols])

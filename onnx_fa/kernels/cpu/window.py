@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined, tile_height
 from onnx_fa.kernels.cpu.window_body import WindowBody, WindowTiles, operands_of, y_of
 from onnx_fa.kernels.cpu.window_pads import PaddedBody
+from onnx_fa.kernels.cpu.winograd import WinogradBody, WinogradTiles
+from onnx_fa.kernels.cpu.winograd_turns import MADE
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.windows import WindowSpec
@@ -22,6 +26,13 @@ fit."""
 _SLIM_TALL, _SLIM_ACROSS = 7, 12
 """Rows of a register tile at most and panels of a workgroup, of depthwise windows with panels of one vector: besides seven sums the
 numbers of x that taps share have registers, and lines of images are most often multiples of seven."""
+_LEAST_TILES = 16
+"""Of two by two places: of fewer, turning the weight takes as long as their products save (7 x 7 places have 16)."""
+_BLOCK, _CHUNK = 48, 128
+"""Tiles of a block, about, for which a panel of the weight is turned once, and channels that are multiplied at a time: with panels
+of 16 columns the second cache (512 KiB) holds what is turned of both."""
+_WORKGROUPS, _ENOUGH_ITEMS = 16, 12
+"""Workgroups at most, each with memory of its own, and parts of a convolution that are to be had for these."""
 
 
 def panel_of(columns: int, target: Target) -> int:
@@ -76,12 +87,40 @@ def tiles_along(spec: WindowSpec, target: Target) -> WindowTiles:
     return WindowTiles(target.lanes, most, _DOWN, _SLIM_ACROSS if slim else _ACROSS)
 
 
+def winograd_tiles(spec: WindowSpec, target: Target) -> WinogradTiles | None:
+    """Tiles by which a convolution takes 16 products for four places; None where it takes 36."""
+    plain = (spec.kernel, spec.strides, spec.dilations) == ((3, 3), (1, 1), (1, 1))
+    rows_of_f32 = spec.x_last and spec.last and spec.blocks == 1 and spec.dtype == "f32" and not spec.depthwise
+    if not plain or not rows_of_f32 or not target.has_avx2 or spec.channels % target.lanes:
+        return None
+    count = math.prod(-(-n // MADE) for n in spec.places)
+    if count < _LEAST_TILES:
+        return None
+    tall = _TALL[target.registers][spec.panel // target.lanes]
+    block = -(-count // max(1, round(count / _BLOCK)))
+    block = -(-block // tall) * tall
+    images = spec.groups * (1 if spec.parts is None else spec.parts)
+    across = spec.panels
+    while across > 1 and -(-count // block) * -(-spec.panels // across) * images < _ENOUGH_ITEMS:
+        across -= 1
+    chunk = min(_CHUNK // target.lanes * target.lanes, spec.channels)
+    return WinogradTiles(target.lanes, tall, block, across, chunk, _WORKGROUPS)
+
+
 def emit_window(spec: WindowSpec, target: Target) -> dict[str, str]:
     """The executable and the function of the spec's name, which takes x and the weight and returns y, by their symbols."""
     symbol, operands, y, t = f"{spec.name}_tiles", operands_of(spec), y_of(spec), Text()
     if spec.parts is None:
         t.do(f"%rows = tensor.dim %x, {t.index(0)} : {operands[0].type}")
-    (made,) = call_dispatch(t, symbol, operands, [x.name for x in operands], [y])
+    names = [x.name for x in operands]
+    if tiles := winograd_tiles(spec, target):
+        winograd = WinogradBody(spec, tiles, symbol)
+        body, slots = winograd.executable(), winograd.slots.operand
+        free = t.let(f"flow.tensor.splat {t.constant('0', slots.element)} : {slots.type}")
+        _, made, *_ = call_dispatch(t, symbol, operands, names, [y, *winograd.scratch], shared={free: slots})
+    else:
+        body = (PaddedBody if spec.pads else WindowBody)(spec, tiles_for(spec, target)).executable(symbol)
+        (made,) = call_dispatch(t, symbol, operands, names, [y])
     arguments = ", ".join(f"{x.name}: {x.type}" for x in operands)
     function = [
         f"util.func private @{spec.name}({arguments}) -> {y.type} {{",
@@ -89,5 +128,4 @@ def emit_window(spec: WindowSpec, target: Target) -> dict[str, str]:
         f"util.return {made} : {y.type}",
         "}",
     ]
-    body = (PaddedBody if spec.pads else WindowBody)(spec, tiles_for(spec, target)).executable(symbol)
     return {symbol: joined(body), spec.name: joined(function)}

@@ -289,13 +289,7 @@ class WindowBody:
 
     def _either(self, condition: str, yes: Callable[[], list[str]], no: Callable[[], list[str]]) -> list[str]:
         """The sums of a tile, of the one or the other."""
-        t, count = self.t, self.tiles.rows * self.vectors
-        types = ", ".join([t.vec] * count)
-        made = t.several(f"scf.if {condition} -> ({types}) {{", count)
-        for branch, end in ((yes, "} else {"), (no, "}")):
-            t.do(f"scf.yield {', '.join(branch())} : {types}")
-            t.do(end)
-        return made
+        return self.t.either(condition, [self.t.vec] * (self.tiles.rows * self.vectors), yes, no)
 
     def _read(self, value: str, type_: str, *indices: str) -> str:
         """A vector of the weight or the bias, as f32."""

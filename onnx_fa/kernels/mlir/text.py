@@ -161,6 +161,17 @@ class Text:
         body(iv)
         self.do("}")
 
+    def either(
+        self, condition: str, types: Sequence[str], yes: Callable[[], list[str]], no: Callable[[], list[str]]
+    ) -> list[str]:
+        """What one of two branches yields, values of these types."""
+        listed = ", ".join(types)
+        made = self.several(f"scf.if {condition} -> ({listed}) {{", len(types))
+        for branch, end in ((yes, "} else {"), (no, "}")):
+            self.do(f"scf.yield {', '.join(branch())} : {listed}")
+            self.do(end)
+        return made
+
     def empty(self, type_: str) -> str:
         """A tensor whose elements nobody has written; of a memref's type, memory on the stack."""
         if not is_memref(type_):

@@ -1,0 +1,125 @@
+"""Memory of a dispatch that its workgroups use one after the other.
+
+A workgroup's own memory is cold when it begins, and pages that the system has not given out before have to be waited for. Here
+there are as many slots as workgroups, and each takes the first that nobody has and gives it back: no more of them are touched than
+workers run at once, whose number only a run knows, and what a worker touches stays in its caches. One is always free: nobody waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnx_fa.kernels.mlir.operand import Operand
+from onnx_fa.kernels.mlir.text import Text
+
+_CELL = "tensor<1xi64>"
+_ADDRESS = (
+    "%pointer = memref.extract_aligned_pointer_as_index %base : memref<i32> -> index",
+    "%size = arith.constant 4 : index",
+    "%free = arith.constant 0 : i32",
+    "%taken = arith.constant 1 : i32",
+)
+_TAKEN = "%base: memref<i32>, %offset: index, %cell: memref<i64>, %first: index"
+"""How a function is given the operand of `Slots` and a cell, below their tensors."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A slot that a workgroup has, an index, and the tensors by which it is given back."""
+
+    slot: str
+    taken: str
+    cell: str
+
+
+@dataclass(frozen=True)
+class Slots:
+    """So many slots of the dispatch `symbol`, which has as many workgroups at most."""
+
+    symbol: str
+    count: int
+
+    @property
+    def operand(self) -> Operand:
+        """A number for each slot that all workgroups change, 1 where one of them has it. All are 0 before a call and behind it."""
+        return Operand("%taken", (self.count,), "i32")
+
+    @property
+    def helper(self) -> list[str]:
+        """The functions that the dispatch's module has to hold. They swap numbers at once for all threads, and what is read and
+        written before and behind stays there (`acq_rel`): whoever gets a slot sees it as the one before left it."""
+        return [
+            f"func.func private @{self.symbol}_claim({_TAKEN}) attributes {{llvm.bareptr = true}} {{",
+            *_ADDRESS,
+            "%c0 = arith.constant 0 : index",
+            "%c1 = arith.constant 1 : index",
+            f"%count = arith.constant {self.count} : index",
+            "%slot = scf.while (%try = %c0) : (index) -> index {",
+            *_swap("%try", "%taken"),
+            "%was_taken = arith.cmpi ne, %old, %free : i32",
+            "scf.condition(%was_taken) %try : index",
+            "} do {",
+            "^bb0(%tried: index):",
+            "%next = arith.addi %tried, %c1 : index",
+            "%again = arith.remui %next, %count : index",
+            "scf.yield %again : index",
+            "}",
+            "%found = arith.index_cast %slot : index to i64",
+            "memref.store %found, %cell[] : memref<i64>",
+            "return",
+            "}",
+            f"func.func private @{self.symbol}_free(%last: memref<f32>, %of_last: index, {_TAKEN}) "
+            "attributes {llvm.bareptr = true} {",
+            *_ADDRESS,
+            "%number = memref.load %cell[] : memref<i64>",
+            "%slot = arith.index_cast %number : i64 to index",
+            *_swap("%slot", "%free"),
+            "return",
+            "}",
+        ]
+
+    @property
+    def keep(self) -> str:
+        """The attributes of the dispatch's function by which the compiler knows, before they are called, that the others are
+        used."""
+        return f"onnx_fa.claim = @{self.symbol}_claim, onnx_fa.free = @{self.symbol}_free"
+
+    def claim(self, t: Text) -> Claim:
+        """Takes a slot."""
+        x = self.operand
+        taken = t.let(
+            f"iree_tensor_ext.dispatch.tensor.load {x.name}, offsets = [0], sizes = [{self.count}], strides = [1] : "
+            f"{x.bound('readwrite')} -> {x.type}"
+        )
+        cell = t.let(f"tensor.empty() : {_CELL}")
+        taken, cell = t.several(
+            f'iree_codegen.ukernel.generic "{self.symbol}_claim" outs({taken}, {cell} : {x.type}, {_CELL}) '
+            f"strided_dims([[], []]) -> {x.type}, {_CELL}",
+            2,
+        )
+        slot = t.let(f"arith.index_cast {t.extract(cell, _CELL, t.index(0))} : i64 to index")
+        return Claim(slot, taken, cell)
+
+    def free(self, t: Text, claim: Claim, last: str, last_type: str) -> None:
+        """Gives a slot back behind everything that made `last`, a tensor of f32."""
+        x = self.operand
+        taken, _ = t.several(
+            f'iree_codegen.ukernel.generic "{self.symbol}_free" ins({last} : {last_type}) '
+            f"outs({claim.taken}, {claim.cell} : {x.type}, {_CELL}) strided_dims([[], [], []]) -> {x.type}, {_CELL}",
+            2,
+        )
+        t.do(
+            f"iree_tensor_ext.dispatch.tensor.store {taken}, {x.name}, offsets = [0], sizes = [{self.count}], strides = [1] : "
+            f"{x.type} -> {x.bound('readwrite')}"
+        )
+
+
+def _swap(slot: str, value: str) -> list[str]:
+    return [
+        f"%place = arith.addi %offset, {slot} : index",
+        "%bytes = arith.muli %place, %size : index",
+        "%index = arith.addi %pointer, %bytes : index",
+        "%address = arith.index_cast %index : index to i64",
+        "%number_of_slot = llvm.inttoptr %address : i64 to !llvm.ptr",
+        f"%old = llvm.atomicrmw xchg %number_of_slot, {value} acq_rel : !llvm.ptr, i32",
+    ]
