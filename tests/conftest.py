@@ -37,7 +37,10 @@ LONG = (
     "kept_modules few_kernel dot_body attention_bench node_tests gpu spelling_table bf16 verify integer_convolutions cluster "
     "convolutions match integer_products bits_product linear_bench cli match_mask vulkan_model ablation linear bench "
     "match_ops quantized docs backend linear_report iree_bugs triton_stored tune_linear kernel match_layout parameters "
-    "keys_in_parts tune_triton damaged_files casts rows_kernel memory random_attention linear_numbers split_keys"
+    "keys_in_parts tune_triton damaged_files casts rows_kernel memory random_attention linear_numbers split_keys "
+    "indexed_products projections relative_values sequence_conv triton_linear_attention channels_last joined_products "
+    "window_pads packing kv_passes fourier grid_sample integer_weights shapes sequences_last resize_planes ring calls "
+    "opsets top_k recurrent_steps random_programs recurrent weighted narrow_weights package suites"
 ).split()
 """Files that take more than ten seconds of a processor, the longest first: one that begins last would run alone."""
 
