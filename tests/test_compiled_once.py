@@ -14,9 +14,10 @@ from onnx_fa import processes
 from onnx_fa.errors import CompileError
 from onnx_fa.iree.compile import compile_model
 from onnx_fa.iree.compiler import iree_compile
+from onnx_fa.iree.vmfb_facts import inspect_vmfb
 from onnx_fa.spec.target import parse_target
 from tests.support.cli_process import run_main
-from tests.support.compiled_once import compiled_once
+from tests.support.compiled_once import cheaper, compiled_once
 
 TARGET = parse_target("cpu-host")
 DOUBLE = """
@@ -53,6 +54,31 @@ def test_failures_are_not_kept(tmp_path: Path) -> None:
         assert once.again == 0
 
 
+def test_what_is_left_out_to_be_cheaper() -> None:
+    """Neither what a test asks for itself, nor symbols where it looks at intermediate files, nor ever checks of the IR."""
+    threads, symbols = "--mlir-disable-threading", "--iree-llvmcpu-debug-symbols=false"
+    assert cheaper([]) == [threads, symbols]
+    assert cheaper(["--iree-hal-dump-executable-intermediates-to=x"]) == [threads]
+    assert cheaper(["--iree-llvmcpu-debug-symbols=true", threads]) == []
+
+
+def test_code_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of users, but for symbols; and what fails is told with the command that they would run."""
+    codes = []
+    for name in ("once", "user"):
+        (folder := tmp_path / name).mkdir()
+        with compiled_once() as once:
+            if name == "user":
+                monkeypatch.setattr(once, "run_limited", processes.run_limited)
+            iree_compile(DOUBLE, folder / "a.vmfb", TARGET)
+            codes.append(inspect_vmfb(folder / "a.vmfb"))
+            with pytest.raises(CompileError):
+                iree_compile(DOUBLE.replace("addf", "nonsense"), folder / "b.vmfb", TARGET)
+            assert "symbols" not in (folder / "b.vmfb.log").read_text()
+    assert codes[0] == codes[1] and codes[0].exports
+    assert (tmp_path / "once" / "a.vmfb").stat().st_size < (tmp_path / "user" / "a.vmfb").stat().st_size
+
+
 def test_a_command_that_is_forked_has_them_too(tmp_path: Path) -> None:
     model = tmp_path / "m.onnx"
     graph = onnx.parser.parse_model(
@@ -71,6 +97,7 @@ def test_a_command_that_is_forked_has_them_too(tmp_path: Path) -> None:
 def test_a_process_that_is_late_uses_what_another_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes that share a folder may compile the same at the same time: what the first made stays."""
     run, out = processes.run_limited, tmp_path / "a.vmfb"
+    monkeypatch.setattr("tests.support.compiled_once.cheaper", lambda *_: [])
 
     def compile_twice(command: Sequence[str], **limits: Any) -> processes.Finished:
         with monkeypatch.context() as patched:

@@ -102,7 +102,7 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
     return graph_of(" ".join(lines), outputs=outputs)
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(graphs(), st.integers(1, 9))
 def test_random_graphs(tmp_path: Path, model: onnx.ModelProto, n: int) -> None:
     x = np.random.default_rng(n).standard_normal((2, n, 64)).astype(np.float32)

@@ -82,8 +82,8 @@ def test_no_image_is_copied(case: int) -> None:
     assert_same(run(model, feeds), list(ReferenceEvaluator(made, new_ops=[ConvSite]).run(None, feeds)), 1e-5)
 
 
-EVERY_RUN = (3, 4, 6, 9, 10, 11)
-"""Uneven pads, dilations, places that see nothing, groups, and channels of their own in either panel."""
+EVERY_RUN = (3, 6, 9, 11, 13)
+"""Uneven pads, places that see nothing, groups, and channels of their own in either panel, with dilations too."""
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,8 @@ def test_random_specs_differ() -> None:
 
 @pytest.mark.slow
 def test_fuzz(pytestconfig: pytest.Config) -> None:
-    """ONNX_FA_FUZZ random specs (if not set 4, and 50 with --whole; test_no_keys.py has others), in processes of their own."""
-    usual = 50 if pytestconfig.getoption("whole") else 4
+    """ONNX_FA_FUZZ random specs (if not set 3, and 50 with --whole; test_no_keys.py has others), in processes of their own."""
+    usual = 50 if pytestconfig.getoption("whole") else 3
     count = int(os.environ.get("ONNX_FA_FUZZ", usual))
     results = list(fuzz.run(count, jobs=2))
     assert not [w for r in results for w in r["wrong"]]

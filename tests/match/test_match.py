@@ -92,7 +92,7 @@ spellings = st.builds(
 ).map(lambda s: replace(s, guard="none", pv="matmul") if s.softmax == "deferred" else s)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(spelling=spellings, heads=st.sampled_from([(4, 4), (4, 2), (4, 1), (1, 1)]), seed=st.integers(0, 99))
 def test_any_combination_is_matched_or_refused_and_never_wrong(
     spelling: Spelling, heads: tuple[int, int], seed: int

@@ -1,5 +1,5 @@
 """What the compiler is asked for a second time in a run of the tests, or in the commands that they fork, is what it made the first
-time."""
+time; and what it makes it makes without what costs time and leaves no trace in code."""
 
 from __future__ import annotations
 
@@ -21,8 +21,20 @@ _WRITTEN = (
     "--iree-parameter-encoder-output-file=",
 )
 """Options that name what is written beside the module."""
+_INTERMEDIATES = _WRITTEN[1]
 FOLDER_ENV = "ONNX_FA_TESTS_COMPILED"
 """Environment variable: the folder that all processes of one run of the tests share."""
+
+
+def cheaper(options: Sequence[str]) -> list[str]:
+    """Options that leave the code as it is, for compilers that share cores with other tests: no threads, each of which would set
+    up all passes for itself, and no debug symbols, but where intermediate files are looked at. What is given already is left. The
+    IR is checked behind every pass as it is for users: some models fail there that would compile otherwise."""
+    wanted = ["--mlir-disable-threading"]
+    if not any(o.startswith(_INTERMEDIATES) for o in options):
+        wanted.append("--iree-llvmcpu-debug-symbols=false")
+    given = {o.partition("=")[0] for o in options}
+    return [o for o in wanted if o.partition("=")[0] not in given]
 
 
 class CompiledOnce:
@@ -53,7 +65,7 @@ class CompiledOnce:
             return processes.Finished("ok", 0, 0.0, 0, "", "")
         # What lies there already is not what the compiler writes now.
         clean = not any(place.is_dir() and any(place.iterdir()) for place in places)
-        done = processes.run_limited(command, **limits)
+        done = processes.run_limited([program, source, *options, *cheaper(options), "-o", output], **limits)
         if clean and done.ending == "ok" and Path(output).exists() and not done.stderr:
             with tempfile.TemporaryDirectory(dir=self.folder) as made:
                 for i, place in enumerate(places):

@@ -1,6 +1,7 @@
 """Runs Triton source in Triton's interpreter (NumPy, no GPU): `python -m tests.support.triton_interpreter NAME...` prints, as
-JSON, what is wrong with each case of `tests.support.cases`; `--part NAME...` tries both sizes, both kinds of operands and both
-kernels of a case, but not each with each. A process of its own, since Triton decides when it is imported."""
+JSON, what is wrong with each case of `tests.support.cases`; `--part NAME...` tries both sizes and both kernels of a case, but not
+each with each, and one kind of operands where it has one size and one kernel. A process of its own, since Triton decides when it is
+imported."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import math
 import os
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +100,15 @@ def _as_bytes(x: Any) -> Any:
 
 
 def problem(name: str, part: bool = False) -> str:
-    """The first thing that is wrong with a case; "" when nothing is. `part`: of sizes, operands and kernels two combinations."""
+    """The first thing that is wrong with a case; "" when nothing is. `part`: of sizes, operands and kernels two
+    combinations, or one, always the same, where sizes and kernel are given: of those cases half have operands of either kind."""
     case = BY_NAME[name]
     sizes, holds = case.sizes[:2], sorted({False, can_hold(fold_queries(case.spec))})
     combinations = list(itertools.product(sizes, (False, True), holds))
-    for size, adversarial, hold in [combinations[0], combinations[-1]] if part else combinations:
+    if part:
+        ends = combinations[0], combinations[-1]
+        combinations = list(ends) if len(combinations) > 2 else [ends[zlib.crc32(name.encode()) % 2]]
+    for size, adversarial, hold in combinations:
         bound = case.spec.bind(dict(size))
         operands = draw_operands(bound, 3, adversarial=adversarial)
         expected = expect(bound, operands)
