@@ -18,6 +18,9 @@ def sweep(nodes: list[ir.Node]) -> None:
         sources = [p for i in node.inputs if i is not None and (p := i.producer()) is not None]
         implicit = [p for sub in outer_reads(node) if (p := sub.producer()) is not None]
         node.graph.remove(node, safe=True)
+        for attr in node.attributes.values():
+            if attr.type == ir.AttributeType.GRAPH:
+                release_inputs(attr.as_graph().all_nodes())
         nodes += [*sources, *implicit]
 
 

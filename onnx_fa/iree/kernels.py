@@ -28,6 +28,7 @@ from onnx_fa.graph.site_op import DOMAIN, SITE, SPEC_ATTRIBUTE
 from onnx_fa.iree.legalise.expand import mark_expands
 from onnx_fa.iree.legalise.known_shapes import settle_shapes
 from onnx_fa.iree.projections import part_projections
+from onnx_fa.iree.repeated_rows import write_repeats
 from onnx_fa.kernels.choose import emit_kernel
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.match.misses import Miss
@@ -91,6 +92,7 @@ def plan_kernels(model: ModelLike, target: Target, along: Along = "keys") -> Pla
     A site without a kernel is written in standard ops and reported as a miss with the reason. Raises ModelError.
     """
     work = model.clone() if isinstance(model, ir.Model) else load(model)
+    write_repeats(work)
     if not target.is_gpu:
         part_projections(work)
     split = Split(target.devices, along=along)

@@ -168,8 +168,48 @@ ENVIRONMENTS |= {
         "colorama==0.4.6",
     )
 }
+ENVIRONMENTS |= {
+    "lucidrains": (
+        *EXPORTING,
+        "einops==0.8.2",
+        "einops-exts==0.0.4",
+        "torch-einops-utils==0.2.0",
+        "scipy==1.17.1",
+        "accelerate==1.15.0",
+        "beartype==0.23.1",
+        "tqdm==4.70.1",
+    )
+}
 WITHOUT_DEPENDENCIES: dict[str, tuple[str, ...]] = {
     "music_and_items": ("demucs==4.1.0", "recbole==1.2.1", "coqui-tts==0.28.0", "torchaudio==2.11.0"),
+    "lucidrains": (
+        "bottleneck-transformer-pytorch==0.1.4",
+        "denoising-diffusion-pytorch==2.3.4",
+        "ema-pytorch==0.8.3",
+        "egnn-pytorch==0.2.8",
+        "g-mlp-pytorch==0.1.5",
+        "halonet-pytorch==0.0.5",
+        "memory-efficient-attention-pytorch==0.1.6",
+        "performer-pytorch==1.1.4",
+        "axial-positional-embedding==0.3.12",
+        "local-attention==1.11.2",
+        "hyper-connections==0.4.11",
+        "point-transformer-pytorch==0.1.5",
+        "soft-moe-pytorch==0.1.9",
+        "tab-transformer-pytorch==0.6.1",
+        "x-mlps-pytorch==0.6.9",
+        "discrete-continuous-embed-readout==0.2.12",
+        "vector-quantize-pytorch==1.32.0",
+        "h-transformer-1d==0.1.9",
+        "rotary-embedding-torch==0.9.1",
+        "iTransformer==0.8.1",
+        "gateloop-transformer==0.2.5",
+        "linear-attention-transformer==0.19.1",
+        "sinkhorn-transformer==0.11.4",
+        "product-key-memory==0.3.0",
+        "routing-transformer==1.6.1",
+        "mixture-of-experts==0.2.3",
+    ),
     "speech": ("espnet==202511", "espnet_onnx==0.2.1", "zipformer==0.1.3", "onnxconverter-common==1.16.0"),
 }
 """Packages of an environment that ask for older releases of others than run their models: these are installed by themselves."""
@@ -222,6 +262,7 @@ PRODUCERS: dict[str, Producer] = {
     "transformers_sound": Producer("transformers", ("transformers", "torch", "onnx")),
     "transformers_sight": Producer("transformers", ("transformers", "torch", "onnx")),
     "demucs": Producer("music_and_items", ("demucs", "torch", "onnx")),
+    "lucidrains": Producer("lucidrains", ("denoising-diffusion-pytorch", "vector-quantize-pytorch", "torch", "onnx")),
     "recbole": Producer("music_and_items", ("recbole", "torch", "onnx")),
     "coqui": Producer("music_and_items", ("coqui-tts", "torch", "onnx")),
     "autocast": Producer("torch", ("transformers", "torch", "onnx")),

@@ -43,6 +43,37 @@ def test_bounds(dims: str, bounds: tuple[int, int, int], tmp_path: Path) -> None
     read(dims, bounds, "y = Gather <axis = 1> (part, at)", "A, B, C", 13, tmp_path)
 
 
+COLUMN_READERS = (
+    "flat = Squeeze(part, last)  y = Gather <axis = 0> (flat, at)",
+    "rows = Gather <axis = 0> (part, at)  flat = Squeeze(rows, last)  y = Exp(flat)",
+    "y = Gather <axis = 0> (part, at)",
+)
+
+
+@pytest.mark.parametrize("reader", COLUMN_READERS)
+@pytest.mark.parametrize(
+    ("dims", "cut"), [("N, 2, 9", "8, 9"), ("N, 2, 9", "-1, 1000"), ("6, 3, 9", "4, 5"), ("N, 2, 9", "1")]
+)
+def test_one_column(dims: str, cut: str, reader: str, tmp_path: Path) -> None:
+    """Rows of a column lie as far from each other as the others are wide."""
+    if "," in cut:
+        start, end = cut.split(", ")
+        bounds = f", int64[1] start = {{{start}}}, int64[1] end = {{{end}}}"
+        part = "part = Slice(x, start, end, last)"
+    else:
+        bounds, parts = "", [f"p{i}" for i in range(9)]
+        part = f"{', '.join(parts)} = Split <axis = -1, num_outputs = 9> (x)  part = Identity(p{cut})"
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["" : 18]>
+        g (float[{dims}] x, int64[K] at) => (float y) <int64[1] last = {{-1}}{bounds}> {{ {part}  {reader} }}"""
+    )
+    onnx_fa.compile(model, tmp_path / "m.vmfb")
+    rng = np.random.default_rng(0)
+    x, at = rng.standard_normal((6, int(dims.split(", ")[1]), 9)).astype(np.float32), rng.integers(0, 6, 5)
+    got, want = onnx_fa.run(tmp_path / "m.vmfb", x, at)[0], run(model, {"x": x, "at": at})[0]
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
 def test_elements_behind_views(tmp_path: Path) -> None:
     reader = "view = Identity(part)  y = GatherElements <axis = 1> (view, at)"
     read("N, L", (1, END, 2), reader, "A, B", 11, tmp_path)

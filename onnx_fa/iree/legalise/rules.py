@@ -72,7 +72,7 @@ from onnx_fa.iree.legalise.rotary import contrib_rotary, rotary, streams_rotary
 from onnx_fa.iree.legalise.scatter import scatter
 from onnx_fa.iree.legalise.sequence_conv import sequence_conv
 from onnx_fa.iree.legalise.sequence_sites import SEQUENCE_SITE
-from onnx_fa.iree.legalise.strided import strided_slice
+from onnx_fa.iree.legalise.strided import split_columns, strided_slice
 from onnx_fa.iree.legalise.suppression import non_max_suppression
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
 from onnx_fa.iree.legalise.top_k import TOP_K_SITE, top_k
@@ -309,6 +309,7 @@ _HANDLERS: dict[str, Handler] = {
     "Pad": pads.pad,
     "Pow": power,
     "Slice": strided_slice,
+    "Split": split_columns,
     "TensorScatter": tensor_scatter,
     **dict.fromkeys(("ScatterElements", "ScatterND"), scatter),
     "TopK": top_k,
