@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
 
+from onnx_fa.kernels.cpu.addresses import Helper
 from onnx_fa.kernels.mlir.entry import KernelEntry, listed_types
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, Text, executable
 from onnx_fa.spec.terms import Dim
-
-
-class Helper(Protocol):
-    """Functions beside that of a dispatch: their text, and attributes of its own that refer to them."""
-
-    @property
-    def helper(self) -> list[str]: ...
-
-    @property
-    def keep(self) -> str: ...
 
 
 def make_executable(
@@ -30,15 +20,15 @@ def make_executable(
     *,
     helper: Helper | None = None,
     numbers: Sequence[str] = (),
-    shared: Sequence[Operand] = (),
+    changed: Sequence[Operand] = (),
 ) -> list[str]:
     """The executable of a dispatch. `groups` are operations that make %x, the number of its workgroups, of the operands' symbols,
-    such as %rows where that is free. `helper` is what its body calls, `numbers` are indices that it is given besides, and `shared`
-    are operands that all workgroups change."""
-    workload = [*_symbols([*operands, *outputs]), *numbers]
+    such as %rows where that is free. `helper` is a function that its body calls, and `numbers` are indices that it is given
+    besides. `changed` are operands, behind the others, that it reads and writes."""
+    workload = [*_symbols([*operands, *changed, *outputs]), *numbers]
     args: list[str] = []
     ties: list[str] = []
-    for access, values in (("readonly", operands), ("readwrite", shared), ("writeonly", outputs)):
+    for access, values in (("readonly", operands), ("readwrite", changed), ("writeonly", outputs)):
         if access == "writeonly":
             args += [f"{symbol}: index" for symbol in workload]
         for x in values:
@@ -65,16 +55,16 @@ def call_dispatch(
     outputs: Sequence[Operand],
     *,
     numbers: Sequence[str] = (),
-    shared: Mapping[str, Operand] | None = None,
+    changed: int = 0,
 ) -> list[str]:
     """The results of a dispatch by the values of its operands; what they have as symbols are indices of these names. `numbers` are
-    the values of indices that it is given besides, and `shared` operands of known shape, by their values, that all workgroups
-    change: what they are then comes before the other results."""
-    shared = shared or {}
+    the values of indices that it is given besides. The last operands, as many as are `changed`, are read and written: they are
+    results too, the first ones."""
     symbols = [*_symbols([*operands, *outputs]), *numbers]
-    operands, values = [*operands, *shared.values()], [*values, *shared]
     passed = [*(x.type + x.sizes for x in operands), *[INDEX] * len(symbols)]
-    made = [*shared, *(x.type + x.sizes for x in outputs)]
+    first = len(operands) - changed
+    made = [v + x.sizes for v, x in zip(values[first:], operands[first:], strict=True)]
+    made += [x.type + x.sizes for x in outputs]
     results = made[0] if len(made) == 1 else f"({', '.join(made)})"
     workload = f"[{', '.join(symbols)}]" if symbols else ""
     given = ", ".join([*values, *symbols])
@@ -146,11 +136,19 @@ def load(t: Text, x: Operand, access: str, offsets: Sequence[str], sizes: Sequen
     return value, part.type
 
 
-def store(t: Text, value: str, type_: str, x: Operand, offsets: Sequence[str], sizes: Sequence[Dim]) -> None:
+def store(
+    t: Text,
+    value: str,
+    type_: str,
+    x: Operand,
+    offsets: Sequence[str],
+    sizes: Sequence[Dim],
+    access: str = "writeonly",
+) -> None:
     """Writes a part of an output."""
     ones = ", ".join("1" for _ in x.shape)
     t.do(
         f"iree_tensor_ext.dispatch.tensor.store {value}, {x.name}, offsets = [{', '.join(offsets)}], "
         f"sizes = [{', '.join(map(size_of, sizes))}], strides = [{ones}] : {type_} -> "
-        f"{x.bound('writeonly')}{x.sizes}"
+        f"{x.bound(access)}{x.sizes}"
     )

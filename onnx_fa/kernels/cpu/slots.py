@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onnx_fa.kernels.cpu.row_dispatch import load, store
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import Text
 
@@ -87,10 +88,7 @@ class Slots:
     def claim(self, t: Text) -> Claim:
         """Takes a slot."""
         x = self.operand
-        taken = t.let(
-            f"iree_tensor_ext.dispatch.tensor.load {x.name}, offsets = [0], sizes = [{self.count}], strides = [1] : "
-            f"{x.bound('readwrite')} -> {x.type}"
-        )
+        taken, _ = load(t, x, "readwrite", ["0"], x.shape)
         cell = t.let(f"tensor.empty() : {_CELL}")
         taken, cell = t.several(
             f'iree_codegen.ukernel.generic "{self.symbol}_claim" outs({taken}, {cell} : {x.type}, {_CELL}) '
@@ -108,10 +106,7 @@ class Slots:
             f"outs({claim.taken}, {claim.cell} : {x.type}, {_CELL}) strided_dims([[], [], []]) -> {x.type}, {_CELL}",
             2,
         )
-        t.do(
-            f"iree_tensor_ext.dispatch.tensor.store {taken}, {x.name}, offsets = [0], sizes = [{self.count}], strides = [1] : "
-            f"{x.type} -> {x.bound('readwrite')}"
-        )
+        store(t, taken, x.type, x, ["0"], x.shape, access="readwrite")
 
 
 def _swap(slot: str, value: str) -> list[str]:

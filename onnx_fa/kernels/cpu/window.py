@@ -117,7 +117,7 @@ def emit_window(spec: WindowSpec, target: Target) -> dict[str, str]:
         winograd = WinogradBody(spec, tiles, symbol)
         body, slots = winograd.executable(), winograd.slots.operand
         free = t.let(f"flow.tensor.splat {t.constant('0', slots.element)} : {slots.type}")
-        _, made, *_ = call_dispatch(t, symbol, operands, names, [y, *winograd.scratch], shared={free: slots})
+        _, made, *_ = call_dispatch(t, symbol, [*operands, slots], [*names, free], [y, *winograd.scratch], changed=1)
     else:
         body = (PaddedBody if spec.pads else WindowBody)(spec, tiles_for(spec, target)).executable(symbol)
         (made,) = call_dispatch(t, symbol, operands, names, [y])

@@ -79,7 +79,7 @@ class WinogradBody:
             outputs,
             count,
             self._body(),
-            shared=[self.slots.operand],
+            changed=[self.slots.operand],
             helper=self.slots,
         )
 
