@@ -8,9 +8,19 @@ number; LLVM makes it a plain instruction.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from onnx_fa.kernels.mlir.text import Text
+
+
+class Helper(Protocol):
+    """A function beside a dispatch's own, which its body calls as a microkernel."""
+
+    @property
+    def helper(self) -> list[str]: ...
+
+    @property
+    def keep(self) -> str: ...
 
 
 @dataclass(frozen=True)

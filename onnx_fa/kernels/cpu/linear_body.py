@@ -103,7 +103,7 @@ class LinearBody:
                 "%down = arith.ceildivui %rows, %high : index",
                 "%x = arith.muli %down, %across : index",
             ]
-        return make_executable(symbol, self.operands, self.outputs, count, self._body(across), addresses=self.addresses)
+        return make_executable(symbol, self.operands, self.outputs, count, self._body(across), helper=self.addresses)
 
     def _body(self, across: int) -> list[str]:
         t, spec, tiles = self.t, self.spec, self.tiles

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from onnx_fa.kernels.cpu.addresses import Addresses
+from onnx_fa.kernels.cpu.addresses import Helper
 from onnx_fa.kernels.mlir.entry import KernelEntry, listed_types
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, Text, executable
@@ -18,16 +18,16 @@ def make_executable(
     groups: Sequence[str],
     body: Sequence[str],
     *,
-    addresses: Addresses | None = None,
-    numbers: Sequence[str] = (),
+    helper: Helper | None = None,
+    changed: Sequence[Operand] = (),
 ) -> list[str]:
     """The executable of a dispatch. `groups` are operations that make %x, the number of its workgroups, of the operands' symbols,
-    such as %rows where that is free. `addresses` are what its body asks for them, and `numbers` indices that it is given
-    besides."""
-    workload = [*_symbols([*operands, *outputs]), *numbers]
+    such as %rows where that is free. `helper` is a function that its body calls. `changed` are operands, behind the others, that it
+    reads and writes."""
+    workload = _symbols([*operands, *changed, *outputs])
     args: list[str] = []
     ties: list[str] = []
-    for access, values in (("readonly", operands), ("writeonly", outputs)):
+    for access, values in (("readonly", operands), ("readwrite", changed), ("writeonly", outputs)):
         if access == "writeonly":
             args += [f"{symbol}: index" for symbol in workload]
         for x in values:
@@ -42,7 +42,7 @@ def make_executable(
         args,
         [*ties, *body],
         CPU_TRANSLATION,
-        (addresses.helper, addresses.keep) if addresses else ((), ""),
+        (helper.helper, helper.keep) if helper else ((), ""),
     )
 
 
@@ -53,13 +53,15 @@ def call_dispatch(
     values: Sequence[str],
     outputs: Sequence[Operand],
     *,
-    numbers: Sequence[str] = (),
+    changed: int = 0,
 ) -> list[str]:
-    """The results of a dispatch by the values of its operands; what they have as symbols are indices of these names. `numbers` are
-    the values of indices that it is given besides."""
-    symbols = [*_symbols([*operands, *outputs]), *numbers]
+    """The results of a dispatch by the values of its operands; what they have as symbols are indices of these names.
+    The last operands, as many as are `changed`, are read and written: they are results too, the first ones."""
+    symbols = _symbols([*operands, *outputs])
     passed = [*(x.type + x.sizes for x in operands), *[INDEX] * len(symbols)]
-    made = [x.type + x.sizes for x in outputs]
+    first = len(operands) - changed
+    made = [v + x.sizes for v, x in zip(values[first:], operands[first:], strict=True)]
+    made += [x.type + x.sizes for x in outputs]
     results = made[0] if len(made) == 1 else f"({', '.join(made)})"
     workload = f"[{', '.join(symbols)}]" if symbols else ""
     given = ", ".join([*values, *symbols])
@@ -131,11 +133,19 @@ def load(t: Text, x: Operand, access: str, offsets: Sequence[str], sizes: Sequen
     return value, part.type
 
 
-def store(t: Text, value: str, type_: str, x: Operand, offsets: Sequence[str], sizes: Sequence[Dim]) -> None:
+def store(
+    t: Text,
+    value: str,
+    type_: str,
+    x: Operand,
+    offsets: Sequence[str],
+    sizes: Sequence[Dim],
+    access: str = "writeonly",
+) -> None:
     """Writes a part of an output."""
     ones = ", ".join("1" for _ in x.shape)
     t.do(
         f"iree_tensor_ext.dispatch.tensor.store {value}, {x.name}, offsets = [{', '.join(offsets)}], "
         f"sizes = [{', '.join(map(size_of, sizes))}], strides = [{ones}] : {type_} -> "
-        f"{x.bound('writeonly')}{x.sizes}"
+        f"{x.bound(access)}{x.sizes}"
     )
