@@ -19,12 +19,13 @@ def make_executable(
     body: Sequence[str],
     *,
     helper: Helper | None = None,
+    numbers: Sequence[str] = (),
     changed: Sequence[Operand] = (),
 ) -> list[str]:
     """The executable of a dispatch. `groups` are operations that make %x, the number of its workgroups, of the operands' symbols,
-    such as %rows where that is free. `helper` is a function that its body calls. `changed` are operands, behind the others, that it
-    reads and writes."""
-    workload = _symbols([*operands, *changed, *outputs])
+    such as %rows where that is free. `helper` is a function that its body calls, and `numbers` are indices that it is given
+    besides. `changed` are operands, behind the others, that it reads and writes."""
+    workload = [*_symbols([*operands, *changed, *outputs]), *numbers]
     args: list[str] = []
     ties: list[str] = []
     for access, values in (("readonly", operands), ("readwrite", changed), ("writeonly", outputs)):
@@ -53,11 +54,13 @@ def call_dispatch(
     values: Sequence[str],
     outputs: Sequence[Operand],
     *,
+    numbers: Sequence[str] = (),
     changed: int = 0,
 ) -> list[str]:
-    """The results of a dispatch by the values of its operands; what they have as symbols are indices of these names.
-    The last operands, as many as are `changed`, are read and written: they are results too, the first ones."""
-    symbols = _symbols([*operands, *outputs])
+    """The results of a dispatch by the values of its operands; what they have as symbols are indices of these names. `numbers` are
+    the values of indices that it is given besides. The last operands, as many as are `changed`, are read and written: they are
+    results too, the first ones."""
+    symbols = [*_symbols([*operands, *outputs]), *numbers]
     passed = [*(x.type + x.sizes for x in operands), *[INDEX] * len(symbols)]
     first = len(operands) - changed
     made = [v + x.sizes for v, x in zip(values[first:], operands[first:], strict=True)]
