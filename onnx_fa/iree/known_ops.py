@@ -13,6 +13,7 @@ from onnx_fa.graph.ops import BLOCKED, CONTRIB, STANDARD, op_of
 from onnx_fa.graph.site_op import SITE
 from onnx_fa.iree.legalise.bits_fused import BITS_NODES
 from onnx_fa.iree.legalise.broadcasts import SAME_SIZES
+from onnx_fa.iree.legalise.channel_norm import CHANNEL_STATISTICS
 from onnx_fa.iree.legalise.convolutions import CONV_SITE
 from onnx_fa.iree.legalise.indexed_products import INDEXED_PRODUCT
 from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE
@@ -65,7 +66,7 @@ KNOWN_CONTRIB = frozenset(
 )
 """Operators of onnxruntime's own domain that it does know, or that are a standard operator under another domain."""
 
-_OURS = BITS_NODES | {APPEND_ROWS, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE, NORM_SITE}
+_OURS = BITS_NODES | {APPEND_ROWS, CHANNEL_STATISTICS, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE, NORM_SITE}
 _OURS |= {APART, INDEXED_PRODUCT, RECURRENT_STEPS, RESAMPLED_PLANES, SAME_SIZES, SEQUENCE_SITE, TOP_K_SITE}
 """Nodes that stand for kernels, for checks, or keep dispatches apart."""
 _NODES_SHOWN = 2

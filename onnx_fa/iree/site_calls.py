@@ -12,6 +12,7 @@ from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.bodies import CheckedImporter
 from onnx_fa.iree.kernel_calls import called_kernel
 from onnx_fa.iree.kernel_report import LinearReport
+from onnx_fa.iree.legalise.channel_norm import CHANNEL_STATISTICS, channel_statistics_of
 from onnx_fa.iree.legalise.convolutions import CONV_SITE, window_of
 from onnx_fa.iree.legalise.recurrent_steps import RECURRENT_STEPS, recurrent_steps_of
 from onnx_fa.iree.legalise.top_k import TOP_K_SITE
@@ -34,9 +35,8 @@ except ImportError as _error:
 
 
 class CallingImporter(CheckedImporter):
-    """The importer plus ConvSite, JoinedProduct, IndexedProduct, RecurrentSteps, RotatedHeads, ResampledPlanes, SequenceSite,
-    TopKSite, and what a call of any
-    kernel takes."""
+    """The importer plus ChannelStatistics, ConvSite, JoinedProduct, IndexedProduct, RecurrentSteps, RotatedHeads, ResampledPlanes,
+    SequenceSite, TopKSite, and what a call of any kernel takes."""
 
     __slots__ = ["functions", "reports", "target", "weights"]
     weights: WeightImporter
@@ -89,6 +89,15 @@ class CallingImporter(CheckedImporter):
             return False
         assert self.target is not None  # else no such node is written
         kernel = recurrent_steps_of([dims for dims, _ in self._dims_and_types(node)], attributes_of(node))
+        self.functions.update(kernel.texts(self.target))
+        self._call_site(node, kernel.name, [mlir.Type.parse(result.type) for result in kernel.results])
+        return True
+
+    def _handle_node_ChannelStatistics(self, node: onnx.NodeProto) -> bool:
+        if op_of(node) != CHANNEL_STATISTICS:
+            return False
+        assert self.target is not None  # else no such node is written
+        kernel = channel_statistics_of([dims for dims, _ in self._dims_and_types(node)], attributes_of(node))
         self.functions.update(kernel.texts(self.target))
         self._call_site(node, kernel.name, [mlir.Type.parse(result.type) for result in kernel.results])
         return True

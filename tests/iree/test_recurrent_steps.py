@@ -23,7 +23,6 @@ from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.legalise.recurrent_steps import RECURRENT_STEPS, recurrent_steps_of
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.run import load_module
-from onnx_fa.kernels.cpu import recurrent
 from onnx_fa.spec.recurrent import GATES, Cell, unroll
 from onnx_fa.spec.target import parse_target
 from tests.support.joined_models import join_models
@@ -98,10 +97,8 @@ def test_drawn(op: Cell, H: int, free: bool, bias: bool, states: bool, direction
     assert_same(run(model, feeds, optimise=False), list(have), 1e-5)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_compiled(whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All steps as one dispatch, and one for each; of one step and of many, and states that panels do not divide."""
-    monkeypatch.setattr(recurrent, "_WHOLE_BYTES", recurrent._WHOLE_BYTES if whole else 0)
+def test_compiled(tmp_path: Path) -> None:
+    """Rows of the batch for themselves: of one step and of many, and states that panels do not divide."""
     models = [
         layer("LSTM", 21, direction="bidirectional", states=True),
         layer("GRU", 19, states=True),

@@ -20,11 +20,13 @@ from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.legalise import row_parts
+from onnx_fa.iree.legalise.channel_norm import channel_statistics_of
 from onnx_fa.iree.legalise.conv_epilogues import fuse_epilogues
 from onnx_fa.iree.legalise.sequence_sites import SEQUENCE_SITE, sequence_conv_of
 from onnx_fa.iree.legalise.sequences_last import put_sequences_last
 from onnx_fa.iree.legalise.writer import attr_of
 from onnx_fa.iree.run import load_module
+from onnx_fa.spec.channel_norm import measure_channels
 from onnx_fa.spec.sequences import slide_along
 from onnx_fa.spec.target import parse_target
 from tests.support.ort_run import assert_same, run
@@ -43,8 +45,18 @@ class SequenceSite(OpRun):
         return (slide_along(kernel.spec, x, w, *more).astype(np.float32),)
 
 
+class ChannelStatistics(OpRun):
+    """What the node means."""
+
+    op_domain = DOMAIN
+
+    def _run(self, x: np.ndarray, scale: np.ndarray, **attributes: Any) -> tuple[np.ndarray, ...]:
+        spec = channel_statistics_of([x.shape, scale.shape], attributes).spec
+        return tuple(v.astype(np.float32) for v in measure_channels(spec, x, scale))
+
+
 def evaluate(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[Any]:
-    return list(ReferenceEvaluator(model, new_ops=[SequenceSite]).run(None, feeds))
+    return list(ReferenceEvaluator(model, new_ops=[SequenceSite, ChannelStatistics]).run(None, feeds))
 
 
 def turned(model: onnx.ModelProto, target: Any = NARROW) -> onnx.ModelProto:

@@ -116,7 +116,11 @@ def _pad(draw: st.DrawFn, n: Net, x: Known, _: list[Known]) -> list[Known]:
 
 
 def _norm(draw: st.DrawFn, n: Net, x: Known, _: list[Known]) -> list[Known]:
-    return [(n.norm(x[0], x[1]), *x[1:])]
+    """By numbers that are known, or by those of each channel (as few are much alike, with a large epsilon)."""
+    name, c, sizes = x
+    if draw(st.booleans()):
+        return [(n.norm(name, c), c, sizes)]
+    return [(n.add("InstanceNormalization", name, n.weight(c), n.weight(c), epsilon=0.5), c, sizes)]
 
 
 def _other(draw: st.DrawFn, n: Net, x: Known, _: list[Known]) -> list[Known]:

@@ -30,6 +30,7 @@ from onnx_fa.iree.legalise.affine_grid import affine_grid
 from onnx_fa.iree.legalise.arg_reduce import arg_reduce
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
 from onnx_fa.iree.legalise.causal_conv import causal_conv, gated_norm, gates
+from onnx_fa.iree.legalise.channel_norm import CHANNEL_STATISTICS
 from onnx_fa.iree.legalise.col2im import col2im
 from onnx_fa.iree.legalise.computed_reshapes import computed_reshape
 from onnx_fa.iree.legalise.conv_forms import conv
@@ -82,7 +83,7 @@ from onnx_fa.iree.legalise.writer import GraphWriter, Handler, all_nodes, attr_o
 from onnx_fa.spec.target import Target
 
 _OWN = {BITS_PRODUCT, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE, RECURRENT_STEPS, RESAMPLED_PLANES, SEQUENCE_SITE}
-_OWN |= {INDEXED_PRODUCT, TOP_K_SITE}
+_OWN |= {CHANNEL_STATISTICS, INDEXED_PRODUCT, TOP_K_SITE}
 """Nodes of this project's domain that handlers write."""
 EXPAND = (
     # Defined by ONNX as functions that the ONNX frontend of IREE 3.13 does not name in its library; some were compiled to see.

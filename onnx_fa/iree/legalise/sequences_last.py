@@ -16,6 +16,7 @@ import onnx_ir as ir
 from onnx import TensorProto
 
 from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.legalise.channel_norm import channel_norm, same_sequence
 from onnx_fa.iree.legalise.conv_shapes import SLICE_OPSET
 from onnx_fa.iree.legalise.conv_transpose import Axis, upsampled_axes, write_phases
 from onnx_fa.iree.legalise.image_rows import Places, RowsForm, RowsWriter
@@ -194,6 +195,8 @@ def _write_enter(w: SoundWriter, node: onnx.NodeProto) -> None:
 _AS_LONG: dict[str, FindForm] = {
     **dict.fromkeys(SINGLE, pointwise),
     "BatchNormalization": batch_norm,
+    "InstanceNormalization": channel_norm,
+    "Reshape": same_sequence,
     "Concat": concat,
     "Split": split,
     "Slice": slice_,

@@ -1,0 +1,74 @@
+"""Norms of each channel of a sequence as its rows have them (InstanceNormalization, a GroupNorm of as many groups as channels): a
+node of our own for what is taken of x, which becomes a call of a kernel (kernels/cpu/channel_norm.py), and operators of single
+numbers, which are computed with what follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper
+
+from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.site_op import DOMAIN
+from onnx_fa.iree.legalise.image_rows import Places, RowsForm, RowsWriter
+from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
+from onnx_fa.kernels.cpu.channel_norm import ChannelStatistics, takes_channels
+from onnx_fa.spec.channel_norm import ChannelSpec
+from onnx_fa.spec.terms import Dim
+
+CHANNEL_STATISTICS = f"{DOMAIN}.ChannelStatistics"
+"""Inputs and outputs as a ChannelSpec has them; attribute `epsilon`."""
+_EPSILON = 1e-5
+
+
+def channel_statistics_of(operands: Sequence[tuple[Dim, ...]], attributes: Mapping[str, Any]) -> ChannelStatistics:
+    """The kernel of a ChannelStatistics whose operands have these shapes."""
+    images, length, channels = operands[0]
+    assert isinstance(channels, int)
+    known = [d if isinstance(d, int) else None for d in (images, length)]
+    return ChannelStatistics(ChannelSpec(known[0], known[1], channels, attributes["epsilon"]))
+
+
+def channel_norm(g: GraphWriter, sounds: Mapping[str, Places], node: onnx.NodeProto) -> RowsForm | None:
+    """An InstanceNormalization of a sequence, whose scale and bias are constants."""
+    x, y = node.input[0], node.output[0]
+    if g.cpu is None or x not in sounds or y not in sounds or not takes_channels(sounds[x].channels, g.cpu):
+        return None
+    if any(not g.is_constant(name) or g.kind(name) != TensorProto.FLOAT for name in node.input[1:]):
+        return None
+    return RowsForm((x,), (y,), _write_channel_norm)
+
+
+def _write_channel_norm(w: RowsWriter[Any], node: onnx.NodeProto) -> None:
+    g, hint, (x, scale, bias), (y,) = w.g, node.name or node.op_type, node.input, node.output
+    rows, sound = w.read(x, hint), w.images[y]
+    mean, factor = (g.fresh(hint) for _ in range(2))
+    epsilon = float(attr_of(node, "epsilon", _EPSILON))
+    name = g.fresh(f"{hint}/ChannelStatistics")
+    made = helper.make_node("ChannelStatistics", [rows, scale], [mean, factor], name, domain=DOMAIN, epsilon=epsilon)
+    g.nodes.append(made)
+    for value in (mean, factor):
+        g.typed(value, TensorProto.FLOAT, [sound.batch, 1, sound.channels])
+    centred = w.step("Sub", [rows, mean], sound.rows, hint)
+    scaled = w.step("Mul", [centred, factor], sound.rows, hint)
+    w.give(y, w.step("Add", [scaled, bias], sound.rows, hint))
+
+
+def same_sequence(g: GraphWriter, sounds: Mapping[str, Places], node: onnx.NodeProto) -> RowsForm | None:
+    """A Reshape of a sequence that changes no size, as around norms of groups: to equal batches and channels, by numbers or by the
+    shape of another sequence."""
+    x, y = node.input[0], node.output[0]
+    if x not in sounds or y not in sounds or sounds[x].batch is None:
+        return None
+    shape = g.maker(node.input[1])
+    by_shape = shape is not None and op_of(shape) == "Shape" and not shape.attribute
+    like = shape.input[0] if shape is not None and by_shape else y
+    if like not in sounds or (sounds[x].batch, sounds[x].channels) != (sounds[like].batch, sounds[like].channels):
+        return None
+    return RowsForm((x,), (y,), _write_same)
+
+
+def _write_same(w: RowsWriter[Any], node: onnx.NodeProto) -> None:
+    w.give(node.output[0], w.read(node.input[0], node.name or node.op_type))
