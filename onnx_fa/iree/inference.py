@@ -44,15 +44,30 @@ def infer_types(model: onnx.ModelProto, sites: Mapping[str, PlannedSite], *, dat
                 name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, data_location=onnx.TensorProto.EXTERNAL
             )
     write_onesided(graph.node)
+    norms = _write_identities(graph)
     for _ in range(_INFERENCE_ROUNDS):
         inferred = infer_as_run(light, infer_followed if data_prop else onnx.shape_inference.infer_shapes)
         del graph.value_info[:]
         graph.value_info.extend(inferred.graph.value_info)
         if not _refine_slices(graph):
             break
+    for node in inferred.graph.node:
+        if node.output and node.output[0] in norms:
+            node.CopyFrom(norms[node.output[0]])
     for name in ("value_info", "output", "node"):
         del getattr(model.graph, name)[:]
         getattr(model.graph, name).extend(getattr(inferred.graph, name))
+
+
+def _write_identities(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
+    """Writes an Identity in the place of each GroupNormalization, of whose result onnx says nothing; returns them by results."""
+    found = {}
+    for node in graph.node:
+        if op_of(node) == "GroupNormalization":
+            found[node.output[0]] = onnx.NodeProto()
+            found[node.output[0]].CopyFrom(node)
+            node.CopyFrom(onnx.helper.make_node("Identity", node.input[:1], node.output, node.name))
+    return found
 
 
 def _refine_slices(graph: onnx.GraphProto) -> bool:

@@ -42,18 +42,26 @@ def channel_norm(g: GraphWriter, sounds: Mapping[str, Places], node: onnx.NodePr
 
 
 def _write_channel_norm(w: RowsWriter[Any], node: onnx.NodeProto) -> None:
-    g, hint, (x, scale, bias), (y,) = w.g, node.name or node.op_type, node.input, node.output
+    hint, (x, scale, bias), (y,) = node.name or node.op_type, node.input, node.output
     rows, sound = w.read(x, hint), w.images[y]
+    mean, factor = write_statistics(w, rows, scale, float(attr_of(node, "epsilon", _EPSILON)), sound, hint)
+    centred = w.step("Sub", [rows, mean], sound.rows, hint)
+    scaled = w.step("Mul", [centred, factor], sound.rows, hint)
+    w.give(y, w.step("Add", [scaled, bias], sound.rows, hint))
+
+
+def write_statistics(
+    w: RowsWriter[Any], rows: str, scale: str, epsilon: float, places: Places, hint: str
+) -> tuple[str, str]:
+    """Writes a ChannelStatistics of rows, and returns its results, (batch, 1, channels)."""
+    g = w.g
     mean, factor = (g.fresh(hint) for _ in range(2))
-    epsilon = float(attr_of(node, "epsilon", _EPSILON))
     name = g.fresh(f"{hint}/ChannelStatistics")
     made = helper.make_node("ChannelStatistics", [rows, scale], [mean, factor], name, domain=DOMAIN, epsilon=epsilon)
     g.nodes.append(made)
     for value in (mean, factor):
-        g.typed(value, TensorProto.FLOAT, [sound.batch, 1, sound.channels])
-    centred = w.step("Sub", [rows, mean], sound.rows, hint)
-    scaled = w.step("Mul", [centred, factor], sound.rows, hint)
-    w.give(y, w.step("Add", [scaled, bias], sound.rows, hint))
+        g.typed(value, TensorProto.FLOAT, [places.batch, 1, places.channels])
+    return mean, factor
 
 
 def same_sequence(g: GraphWriter, sounds: Mapping[str, Places], node: onnx.NodeProto) -> RowsForm | None:

@@ -15,6 +15,7 @@ from onnx import TensorProto
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.conv_shapes import SLICE_OPSET
+from onnx_fa.iree.legalise.group_norm import GROUP_NORM, group_norm, join_group_norms
 from onnx_fa.iree.legalise.image_rows import Image, ImageWriter
 from onnx_fa.iree.legalise.row_forms import FORMS
 from onnx_fa.iree.legalise.row_parts import write_parts
@@ -24,7 +25,7 @@ from onnx_fa.kernels.cpu.window import panel_of
 from onnx_fa.spec.target import Target
 
 _IMAGE_DIMS = 4
-_FORMS = {**FORMS, **WINDOW_FORMS}
+_FORMS = {**FORMS, **WINDOW_FORMS, GROUP_NORM: group_norm, "GroupNormalization": group_norm}
 
 
 def put_channels_last(
@@ -37,8 +38,11 @@ def put_channels_last(
         return
     if not any(op_of(node) == "Conv" for node in model.graph.node):
         return
+    is_joined = join_group_norms(g)
+    if is_joined:
+        g = GraphWriter(model, held, target=target)
     images = _images(g)
-    if write_parts(g, images, _FORMS, ImageWriter(g, images)):
+    if write_parts(g, images, _FORMS, ImageWriter(g, images)) or is_joined:
         declare_own_nodes(model)
 
 

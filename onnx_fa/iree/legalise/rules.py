@@ -49,6 +49,7 @@ from onnx_fa.iree.legalise.fourier import dft, stft
 from onnx_fa.iree.legalise.gather_quantized import gather_block_quantized
 from onnx_fa.iree.legalise.gathered_experts import gathered_product
 from onnx_fa.iree.legalise.grid_sample import grid_sample
+from onnx_fa.iree.legalise.group_norm import GROUP_NORM
 from onnx_fa.iree.legalise.indexed_products import INDEXED_PRODUCT, indexed_product
 from onnx_fa.iree.legalise.integer_weights import integer_weight_product
 from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE, linear_attention
@@ -334,6 +335,7 @@ _HANDLERS: dict[str, Handler] = {
     "RMSNormalization": norms.rms_norm,
     "InstanceNormalization": norms.instance_norm,
     "GroupNormalization": norms.group_norm,
+    GROUP_NORM: norms.group_norm,
     "Einsum": einsum,
     "Expand": expand,
     "Gather": empty_gather,
