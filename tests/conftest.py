@@ -73,6 +73,7 @@ THINNED = {
     "iree/test_filled.py": {"test_filled_vectors_are_hidden_where_calls_branch": 2},
     "iree/test_gathered_experts.py": {"test_compiled": 2},
     "iree/test_grid_sample.py": {"test_places_outside_of_the_image": 2},
+    "iree/test_group_norm_rows.py": {"test_numbers": 2},
     "iree/test_group_norms.py": {"test_numbers": 2},
     "iree/test_integer_convolutions.py": {"test_compiled": 3, "test_compiled_for_avx2": 2},
     "iree/test_integer_products.py": {"test_numbers": 4, "test_numbers_for_avx2": 2},

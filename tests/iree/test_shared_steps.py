@@ -74,7 +74,7 @@ def test_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(shared_steps, "_LOOKS", looks)
         module = tmp_path / f"looks{looks}.vmfb"
         onnx_fa.compile(joined, module)
-        for workers, calls in ((1, 3), (2, 150), (3, 40), (8, 25), (20, 10)):
+        for workers, calls in ((1, 2), (2, 60), (3, 20), (8, 10), (20, 4)):
             have = in_child(module, feeds, workers, calls)
             assert_same(want, have, 1e-5)
             of_one = of_one or have
