@@ -185,5 +185,8 @@ def _expanded_to(view: GraphView, shape: ir.Value | None) -> list[int | ir.Value
     found = list[int | ir.Value]()
     for value in () if joined is None else joined.inputs:
         array = view.const(value)
-        found += [value] if array is None and value is not None else [] if array is None else array.ravel().tolist()
+        if array is not None:
+            found += array.ravel().tolist()
+        elif value is not None:
+            found.append(value)
     return found or None

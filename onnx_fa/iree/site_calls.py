@@ -19,7 +19,9 @@ from onnx_fa.iree.legalise.top_k import TOP_K_SITE
 from onnx_fa.iree.legalise.writer import attributes_of
 from onnx_fa.iree.mlir_values import builtin_of, call_function, cast_to, dims_of, element_of, make_op, to_builtin
 from onnx_fa.iree.parameters import WeightImporter
+from onnx_fa.kernels.cpu.channel_norm import ChannelStatistics
 from onnx_fa.kernels.cpu.joined_product import JoinedProduct
+from onnx_fa.kernels.cpu.recurrent import RecurrentSteps
 from onnx_fa.kernels.cpu.sequence import SequenceConv
 from onnx_fa.kernels.cpu.top_k import TopK
 from onnx_fa.kernels.cpu.window import emit_window
@@ -74,30 +76,28 @@ class CallingImporter(CheckedImporter):
     def _handle_node_TopKSite(self, node: onnx.NodeProto) -> bool:
         if op_of(node) != TOP_K_SITE:
             return False
-        assert self.target is not None  # else no such node is written
         (((rows, n), element),) = self._dims_and_types(node)
         assert isinstance(n, int)
         attributes = attributes_of(node)
         lead = rows if isinstance(rows, int) else None
         spec = TopK(lead, n, attributes["k"], element, bool(attributes["largest"]))
-        self.functions.update(spec.texts(self.target))
-        self._call_site(node, spec.name, [mlir.Type.parse(result.type) for result in spec.results])
-        return True
+        return self._call_kernel(node, spec)
 
     def _handle_node_RecurrentSteps(self, node: onnx.NodeProto) -> bool:
         if op_of(node) != RECURRENT_STEPS:
             return False
-        assert self.target is not None  # else no such node is written
         kernel = recurrent_steps_of([dims for dims, _ in self._dims_and_types(node)], attributes_of(node))
-        self.functions.update(kernel.texts(self.target))
-        self._call_site(node, kernel.name, [mlir.Type.parse(result.type) for result in kernel.results])
-        return True
+        return self._call_kernel(node, kernel)
 
     def _handle_node_ChannelStatistics(self, node: onnx.NodeProto) -> bool:
         if op_of(node) != CHANNEL_STATISTICS:
             return False
-        assert self.target is not None  # else no such node is written
         kernel = channel_statistics_of([dims for dims, _ in self._dims_and_types(node)], attributes_of(node))
+        return self._call_kernel(node, kernel)
+
+    def _call_kernel(self, node: onnx.NodeProto, kernel: TopK | RecurrentSteps | ChannelStatistics) -> bool:
+        """A call of a kernel of several results."""
+        assert self.target is not None  # else no such node is written
         self.functions.update(kernel.texts(self.target))
         self._call_site(node, kernel.name, [mlir.Type.parse(result.type) for result in kernel.results])
         return True

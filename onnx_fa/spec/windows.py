@@ -89,8 +89,13 @@ class WindowSpec:
     @property
     def padded(self) -> tuple[int, ...]:
         """The sizes with the pads."""
-        pads, axes = self.pads or (0,) * 2 * len(self.sizes), len(self.sizes)
-        return tuple(size + pads[i] + pads[axes + i] for i, size in enumerate(self.sizes))
+        behind = self.pads[len(self.sizes) :] or (0,) * len(self.sizes)
+        return tuple(map(sum, zip(self.before, self.sizes, behind, strict=True)))
+
+    @property
+    def before(self) -> tuple[int, ...]:
+        """The pads before each axis."""
+        return self.pads[: len(self.sizes)] or (0,) * len(self.sizes)
 
     @property
     def places(self) -> tuple[int, ...]:

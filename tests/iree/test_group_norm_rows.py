@@ -76,7 +76,7 @@ def broken(case: str) -> onnx.ModelProto:
     rows = n.add("Reshape", x, n.ints(0, 4, -1) if case == "other groups" else n.ints(0, 8, -1))
     scale = n.weight(4 if case == "other groups" else 8)
     made = n.add("InstanceNormalization", rows, scale, n.weight(4 if case == "other groups" else 8))
-    shown = [made] if case == "read" else [rows] if case == "rows are read" else []
+    shown = {"read": [made], "rows are read": [rows]}.get(case, [])
     sizes = (0, 16, 16, 8) if case == "another shape" else (0, 32, 8, 8)
     y = n.add("Reshape", made, n.ints(*sizes))
     last = n.conv(y, sizes[1], 32, 3)
@@ -123,3 +123,10 @@ def test_norms_that_stay_are_kernels_of_rows(tmp_path: Path) -> None:
     x = np.random.default_rng(4).standard_normal((2, 16, 6, 6)).astype(np.float32)
     onnx_fa.compile(model, tmp_path / "m.vmfb")
     assert_same(run(model, {"x": x}), load_module(tmp_path / "m.vmfb")(x), 2e-6)
+
+
+def test_a_row_of_numbers_has_no_groups() -> None:
+    n = Net(16, 8, 8, batch=3)
+    row = n.add("ReduceMean", n.conv("x", 16, 32, 3), axes=[1, 2, 3], keepdims=0)
+    made = n.add("InstanceNormalization", n.add("Reshape", row, n.ints(3, 1, 1)), n.weight(1), n.weight(1))
+    assert ops_of(n.model(n.add("Reshape", made, n.ints(3))))["InstanceNormalization"] == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,11 @@ def feeds_of(model: onnx.ModelProto, steps: int, batch: int) -> dict[str, np.nda
     }
 
 
+def joined_feeds(models: Sequence[onnx.ModelProto], steps: int, batch: int) -> dict[str, np.ndarray]:
+    """Of the models joined, all of as many steps and rows."""
+    return {f"m{i}_{k}": v for i, m in enumerate(models) for k, v in feeds_of(m, steps, batch).items()}
+
+
 def legal(model: onnx.ModelProto, target: Any = NARROW) -> onnx.ModelProto:
     copy = onnx.ModelProto.FromString(model.SerializeToString())
     infer_types(copy, {})
@@ -109,7 +115,7 @@ def test_compiled(tmp_path: Path) -> None:
     onnx_fa.compile(joined, tmp_path / "m.vmfb")
     call = load_module(tmp_path / "m.vmfb")
     for steps, batch in ((1, 1), (7, 4), (6, 0)):
-        feeds = {f"m{i}_{k}": v for i, m in enumerate(models) for k, v in feeds_of(m, steps, batch).items()}
+        feeds = joined_feeds(models, steps, batch)
         if batch:
             assert_same(run(joined, feeds), call(*feeds.values()), 1e-5)
         else:

@@ -16,7 +16,7 @@ from onnx_fa.iree.run import load_module
 from onnx_fa.kernels.cpu import recurrent, shared_steps
 from onnx_fa.spec.recurrent import RecurrentSpec
 from onnx_fa.spec.target import parse_target
-from tests.iree.test_recurrent_steps import feeds_of, layer
+from tests.iree.test_recurrent_steps import feeds_of, joined_feeds, layer
 from tests.support.joined_models import join_models
 from tests.support.ort_run import assert_same, run
 
@@ -105,10 +105,10 @@ def test_sizes(tmp_path: Path) -> None:
     onnx_fa.compile(joined, tmp_path / "m.vmfb")
     call = load_module(tmp_path / "m.vmfb")
     for steps, batch in ((1, 1), (7, 4), (5, 7)):
-        feeds = {f"m{i}_{k}": v for i, m in enumerate(models) for k, v in feeds_of(m, steps, batch).items()}
+        feeds = joined_feeds(models, steps, batch)
         assert_same(run(joined, feeds), call(*feeds.values()), 1e-5)
     for steps, batch in ((0, 2), (6, 0), (0, 0)):
-        feeds = {f"m{i}_{k}": v for i, m in enumerate(models) for k, v in feeds_of(m, steps, batch).items()}
+        feeds = joined_feeds(models, steps, batch)
         of_lstm, of_gru = (slice(3 * i, 3 * i + n) for i, n in ((0, 3), (1, 2)))
         have = call(*feeds.values())
         assert [v.shape for v in have[of_lstm]] == [(steps, 1, batch, 21), (1, batch, 21), (1, batch, 21)]
@@ -127,7 +127,7 @@ def test_words_begin_at_zero(tmp_path: Path) -> None:
     onnx_fa.compile(joined, tmp_path / "m.vmfb")
     call = load_module(tmp_path / "m.vmfb")
     for steps in (9, 3, 30, 9, 1, 30):
-        feeds = {f"m{i}_{k}": v for i, m in enumerate(models) for k, v in feeds_of(m, steps, 2).items()}
+        feeds = joined_feeds(models, steps, 2)
         if steps == 30:
             feeds["m1_x"] *= np.float32(300)
             feeds["m1_x"][2, 1, 0] = np.inf

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.legalise.image_rows import Places, RowsForm, RowsWriter
+from onnx_fa.iree.legalise.row_forms import write_same
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 from onnx_fa.kernels.cpu.channel_norm import ChannelStatistics, takes_channels
 from onnx_fa.spec.channel_norm import ChannelSpec
@@ -45,9 +46,15 @@ def _write_channel_norm(w: RowsWriter[Any], node: onnx.NodeProto) -> None:
     hint, (x, scale, bias), (y,) = node.name or node.op_type, node.input, node.output
     rows, sound = w.read(x, hint), w.images[y]
     mean, factor = write_statistics(w, rows, scale, float(attr_of(node, "epsilon", _EPSILON)), sound, hint)
-    centred = w.step("Sub", [rows, mean], sound.rows, hint)
-    scaled = w.step("Mul", [centred, factor], sound.rows, hint)
-    w.give(y, w.step("Add", [scaled, bias], sound.rows, hint))
+    give_normal(w, y, (rows, mean, factor, bias), hint)
+
+
+def give_normal(w: RowsWriter[Any], y: str, numbers: tuple[str, str, str, str], hint: str) -> None:
+    """Writes (rows - mean) factor + bias as the rows of y."""
+    rows, mean, factor, bias = numbers
+    shape = w.images[y].rows
+    scaled = w.step("Mul", [w.step("Sub", [rows, mean], shape, hint), factor], shape, hint)
+    w.give(y, w.step("Add", [scaled, bias], shape, hint))
 
 
 def write_statistics(
@@ -75,8 +82,4 @@ def same_sequence(g: GraphWriter, sounds: Mapping[str, Places], node: onnx.NodeP
     like = shape.input[0] if shape is not None and by_shape else y
     if like not in sounds or (sounds[x].batch, sounds[x].channels) != (sounds[like].batch, sounds[like].channels):
         return None
-    return RowsForm((x,), (y,), _write_same)
-
-
-def _write_same(w: RowsWriter[Any], node: onnx.NodeProto) -> None:
-    w.give(node.output[0], w.read(node.input[0], node.name or node.op_type))
+    return RowsForm((x,), (y,), write_same)

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
-from onnx_fa.iree.legalise.channel_norm import write_statistics
+from onnx_fa.iree.legalise.channel_norm import give_normal, write_statistics
 from onnx_fa.iree.legalise.image_rows import Places, RowsForm, RowsWriter
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 from onnx_fa.kernels.cpu.channel_norm import takes_channels
@@ -63,7 +63,14 @@ def _count_groups(g: GraphWriter, norm: onnx.NodeProto, last: onnx.NodeProto) ->
         return None
     shape, rows, whole = map(g.shape, (before.input[0], before.output[0], last.output[0]))
     (count,) = g.shape(norm.input[1]) or [None]
-    if not shape or not whole or not rows or len(rows) != _ROWS or (rows[0], rows[1]) != (shape[0], count):
+    if (
+        not shape
+        or len(shape) < _ROWS - 1
+        or not whole
+        or not rows
+        or len(rows) != _ROWS
+        or (rows[0], rows[1]) != (shape[0], count)
+    ):
         return None
     channels, *sizes = shape[1:]
     # Equal sizes make equal batches. Whole channels, in order, are a group.
@@ -115,9 +122,7 @@ def _write_group_norm(w: RowsWriter[Any], node: onnx.NodeProto) -> None:
     mean, factor = (
         g.typed(g.reshape(v, [0, 1, image.channels], hint), TensorProto.FLOAT, of_channels) for v in (spread, factor)
     )
-    centred = w.step("Sub", [rows, mean], image.rows, hint)
-    scaled = w.step("Mul", [centred, factor], image.rows, hint)
-    w.give(y, w.step("Add", [scaled, g.const(bias, hint)], image.rows, hint))
+    give_normal(w, y, (rows, mean, factor, g.const(bias, hint)), hint)
 
 
 def _by_channel(array: np.ndarray | None, channels: int) -> np.ndarray:

@@ -170,10 +170,11 @@ def flatten_places(g: GraphWriter, images: Images, node: onnx.NodeProto) -> Rows
     x, y = node.input[0], node.output[0]
     if x not in images or y not in images or images[x].rows[1:] != images[y].rows[1:]:
         return None
-    return RowsForm((x,), (y,), _write_same)
+    return RowsForm((x,), (y,), write_same)
 
 
-def _write_same(w: ImageWriter, node: onnx.NodeProto) -> None:
+def write_same(w: RowsWriter[Any], node: onnx.NodeProto) -> None:
+    """Says that a node's result is, as rows, what it reads."""
     w.give(node.output[0], w.read(node.input[0], node.name or node.op_type))
 
 

@@ -187,20 +187,20 @@ class SharedBody(StepBody):
 
     def _claim(self, at: str, start: str, tried: str, seen: str) -> tuple[str, str, str]:
         """The tile `tried` behind the start, as i32, whether this claimed it, and which tiles are claimed, of those known to be."""
-        t, claim = self.t, self.t.fresh()
+        t = self.t
         place = t.arith("addi", start, tried)
         place = t.choose(t.test("uge", place, t.index(self.tiles)), t.shifted(place, -self.tiles), place)
         tile = t.let(f"arith.index_cast {place} : index to i32")
         bit = self._bit(tile)
         # Each change takes the word's cache line from the others, so that what is known to be claimed is left alone.
-        t.do(f"{claim}:2 = scf.if {self._has(seen, bit)} -> (i1, i32) {{")
-        t.do(f"scf.yield {t.let('arith.constant false')}, {seen} : i1, i32")
-        t.do("} else {")
-        old = self._mark(at, 0, bit)
-        mine = t.let(f"arith.cmpi eq, {t.arith('andi', old, bit, 'i32')}, {self._word(0)} : i32")
-        t.do(f"scf.yield {mine}, {old} : i1, i32")
-        t.do("}")
-        return tile, f"{claim}#0", f"{claim}#1"
+        is_known = self._has(seen, bit)
+
+        def claim() -> list[str]:
+            old = self._mark(at, 0, bit)
+            return [t.let(f"arith.cmpi eq, {t.arith('andi', old, bit, 'i32')}, {self._word(0)} : i32"), old]
+
+        is_mine, now = t.either(is_known, ["i1", "i32"], lambda: [t.let("arith.constant false"), seen], claim)
+        return tile, is_mine, now
 
     def _has(self, word: str, bit: str) -> str:
         t = self.t

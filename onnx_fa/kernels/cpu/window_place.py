@@ -18,8 +18,7 @@ class PlaceSums:
     def emit(self, image: str, group: str, matrix: str, place: tuple[str, str]) -> list[str]:
         """Of the place of this line and column, by a panel, `matrix`, of a group."""
         t, spec, taps = self.t, self.spec, self.spec.kernel
-        pads = spec.pads[: len(spec.sizes)] or (0, 0)
-        start = [t.arith("subi", at, t.index(pad)) for at, pad in zip(place, pads, strict=True)]
+        start = [t.arith("subi", at, t.index(pad)) for at, pad in zip(place, spec.before, strict=True)]
         channel, types = t.arith("muli", group, t.index(spec.channels)), [t.vec] * self.vectors
 
         def tap(k: str, sums: list[str]) -> list[str]:

@@ -157,8 +157,7 @@ class WinogradBody:
     def _see(self, image: str, place: tuple[str, str], group: str, i: str, seen: str) -> str:
         """The memory with what tile i of a block sees, turned."""
         t, spec = self.t, self.spec
-        pads = spec.pads[: len(spec.sizes)] or (0, 0)
-        starts = [t.arith("subi", at, t.index(pad)) for at, pad in zip(place, pads, strict=True)]
+        starts = [t.arith("subi", at, t.index(pad)) for at, pad in zip(place, spec.before, strict=True)]
         # A number before the image is above all as one without a sign.
         inside = [
             [t.test("ult", t.shifted(start, k), t.index(size)) for k in range(SEEN)]
