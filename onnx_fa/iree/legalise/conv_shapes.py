@@ -71,7 +71,11 @@ def pad_image(g: GraphWriter, x: str, shape: ConvShape, hint: str, *, last: bool
     axes = len(shape.sizes)
     both = [(0, 0), *([] if last else [(0, 0)]), *zip(shape.pads[:axes], shape.pads[axes:], strict=True)]
     both += [(0, 0)] * last
-    pads = [low for low, _ in both] + [high for _, high in both]
+    return add_pads(g, x, [low for low, _ in both] + [high for _, high in both], hint)
+
+
+def add_pads(g: GraphWriter, x: str, pads: Sequence[int], hint: str) -> str:
+    """A value with so many zeros in front of each axis, and then behind each."""
     if g.opset < 11:  # attributes until then
         return g.add("Pad", [x], hint, pads=pads)
     return g.add("Pad", [x, g.ints(pads, hint)], hint)

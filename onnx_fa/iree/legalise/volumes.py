@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
+from onnx_fa.iree.legalise.conv_shapes import add_pads
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
 Dims = list[int | str | None]
@@ -41,7 +42,7 @@ def _images(
         return None
     x = node.input[0]
     if pads[0] or pads[3]:
-        x = g.add("Pad", [x, g.ints([0, 0, pads[0], 0, 0, 0, 0, pads[3], 0, 0], hint)], hint)
+        x = add_pads(g, x, [0, 0, pads[0], 0, 0, 0, 0, pads[3], 0, 0], hint)
     rows = [np.arange(left[0]) * strides[0] + tap * dilations[0] for tap in range(taps[0])]
     places = g.const(np.stack(rows).astype(np.int64), hint)  # (taps, depth of the result)
     seen = g.add("Gather", [x, places], hint, axis=2)  # (batch, channels, taps, depth, height, width)
