@@ -15,6 +15,7 @@ from onnx_fa.graph.axes import OPEN_END, node_axis, placed_axis
 from onnx_fa.graph.dims import add_dims
 from onnx_fa.graph.view import GraphView
 from onnx_fa.match import Call, Cap, Expr, Nothing, Product, Scale, Step
+from onnx_fa.patterns.operands.alike import align_products
 from onnx_fa.patterns.score.passthrough import is_noop
 from onnx_fa.spec.terms import Dim
 
@@ -41,12 +42,18 @@ def join_scores(view: GraphView, value: ir.Value, read: Callable[[ir.Value], Seq
     axis = node_axis(node, len(score))
     if axis is None:
         return None
-    letter = first.out[axis]
     for q in (0, 1):
         k = 1 - q
-        alike = all(p.operands[q] is first.operands[q] for _, p in parts)
-        if alike and letter in first.letters[k] and letter not in first.letters[q]:
-            joined = _join_products([p for _, p in parts], k, letter)
+        products = (
+            align_products([p for _, p in parts], k)
+            if all(p.operands[q] is first.operands[q] for _, p in parts)
+            else None
+        )
+        if products is None:
+            continue
+        letter, letters = products[0].out[axis], products[0].letters
+        if letter in letters[k] and letter not in letters[q]:
+            joined = _join_products(products, k, letter)
             return None if joined is None else (steps, joined)
     return None
 
@@ -100,15 +107,19 @@ def join_values(
     whole = view.shape(prob)
     if len(sides) != 1 or whole is None:
         return None
-    side, first = sides.pop(), products[0]
+    side = sides.pop()
+    alike = align_products(products, 1 - side)
+    if alike is None or len(whole) != len(alike[0].letters[side]):
+        return None
+    first = alike[0]
     letter = first.letters[side][axis]
     joined = (
-        _join_products(products, 1 - side, letter)
+        _join_products(alike, 1 - side, letter)
         if letter in first.letters[1 - side] and letter not in first.out
         else None
     )
     total = _total(view, [p.output for p in products])
-    if joined is None or total is None or len(whole) != len(first.letters[side]):
+    if joined is None or total is None:
         return None
     output, perm = total
     values = list(joined.operands)

@@ -261,6 +261,7 @@ PRODUCERS: dict[str, Producer] = {
     "transformers_more": Producer("torch", ("transformers", "torch", "onnx")),
     "transformers_sound": Producer("transformers", ("transformers", "torch", "onnx")),
     "transformers_sight": Producer("transformers", ("transformers", "torch", "onnx")),
+    "transformers_rare": Producer("transformers", ("transformers", "torch", "onnx")),
     "demucs": Producer("music_and_items", ("demucs", "torch", "onnx")),
     "lucidrains": Producer("lucidrains", ("denoising-diffusion-pytorch", "vector-quantize-pytorch", "torch", "onnx")),
     "recbole": Producer("music_and_items", ("recbole", "torch", "onnx")),

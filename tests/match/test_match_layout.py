@@ -21,6 +21,17 @@ def test_each_layout_is_matched_and_keeps_its_result(name: str) -> None:
     check(MATCH[name](), inputs=feeds)
 
 
+@pytest.mark.parametrize("heads", [1, 3])  # of none onnxruntime makes other sums than ONNX: docs/reference/forms.md
+def test_parts_that_heads_share_are_repeated_as_often_as_there_are_heads(heads: int) -> None:
+    model = MATCH["parts_of_keys_that_some_heads_share"]()
+    rng = np.random.default_rng(0)
+    inputs = {
+        i.name: rng.standard_normal([d.dim_value or heads for d in i.type.tensor_type.shape.dim]).astype(np.float32)
+        for i in model.graph.input
+    }
+    assert_same(run(model, inputs), run(rewrite(model)[0], inputs))
+
+
 @pytest.mark.parametrize("name", REFUSE)
 def test_what_is_no_attention_is_left_alone(name: str) -> None:
     model = REFUSE[name]()

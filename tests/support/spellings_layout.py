@@ -767,15 +767,23 @@ def scattered(op: str) -> Builder:
 MATCH |= {"scatter_elements": scattered("ScatterElements"), "scatter_nd": scattered("ScatterND")}
 
 
-def two_parts(cut: str, mask: bool = True, wrong: str = "") -> Builder:
-    """Scores of a cache and of new keys, concatenated; the probabilities split, multiplied by either V and summed."""
+def two_parts(cut: str, mask: bool = True, wrong: str = "", past: str = "bhnd", heads: int | str = H) -> Builder:
+    """Scores of a cache and of new keys, concatenated; the probabilities split, multiplied by either V and summed. `past`: the axes
+    of the cache, of which all heads share one, or that has one for all of them where it has no "h"."""
 
     def build() -> onnx.ModelProto:
         g = Layout(18)
         n = S if wrong else N
-        q, k, v = qkv(g, (B, H, S, D), (B, H, 2, D), (B, H, 2, E))
-        past_k, past_v = g.input("k_past", [B, H, n, D]), g.input("v_past", [B, H, n, E])
-        scores = [g.scaled(g.op("MatMul", q, g.transpose(x, 0, 1, 3, 2))) for x in (past_k, k)]
+        q, k, v = qkv(g, (B, heads, S, D), (B, heads, 2, D), (B, heads, 2, E))
+        sizes = {"b": B, "h": heads, "1": 1, "n": n, "d": D, "e": E}
+        past_k, past_v = (
+            g.input(f"{x}_past", [sizes[a] for a in past[:-1] + end]) for x, end in (("k", "d"), ("v", "e"))
+        )
+        if len(past) == 4:
+            first = g.op("MatMul", q, g.transpose(past_k, 0, 1, 3, 2))
+        else:
+            first = g.op("Einsum", q, past_k, equation=f"bhmd,{past}->bhmn")
+        scores = [g.scaled(first), g.scaled(g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)))]
         if wrong == "scale":
             scores[1] = g.scaled(scores[1])
         if wrong == "queries":
@@ -792,8 +800,11 @@ def two_parts(cut: str, mask: bool = True, wrong: str = "") -> Builder:
             start = g.const([n - 1], np.int64) if wrong == "overlap" else at
             stop = g.const([n + 1], np.int64) if wrong == "overlap" else end
             halves = [g.op("Slice", p, zero, at, axis), g.op("Slice", p, start, stop, axis)]
-        parts = [g.op("MatMul", x, y) for x, y in zip(halves, (past_v, v), strict=True)]
-        return g.done(g.op("Add", *parts), B, H, S, E)
+        if len(past) == 4:
+            seen = g.op("MatMul", halves[0], past_v)
+        else:
+            seen = g.op("Einsum", halves[0], past_v, equation=f"bhmn,{past[:-1]}e->bhme")
+        return g.done(g.op("Add", seen, g.op("MatMul", halves[1], v)), B, heads, S, E)
 
     return build
 
@@ -802,6 +813,10 @@ MATCH |= {
     "parts_by_split": two_parts("split"),
     "parts_by_slice": two_parts("slice"),
     "parts_without_a_mask": two_parts("split", mask=False),
+    "parts_of_keys_that_heads_share": two_parts("split", past="bnd"),
+    "parts_of_keys_that_all_share": two_parts("slice", past="nd"),
+    "parts_of_keys_that_some_heads_share": two_parts("slice", past="bnd", heads="u"),
+    "parts_of_keys_for_one_head": two_parts("split", past="b1nd"),
 }
 REFUSE |= {
     "parts_scaled_differently": two_parts("split", wrong="scale"),

@@ -71,7 +71,13 @@ def test_einsum_equations(equation: str, ranks: tuple[int, int], letters: tuple[
     assert einsum_letters(equation, *ranks) == letters
 
 
-PARTS = "float[2,3,6,4] q, float[2,3,4,8] k1, float[2,3,4,m] k2, float[2,3,6,4] other, float[2,5,4,8] k5"
+PARTS = (
+    "float[2,3,6,4] q, float[2,3,4,8] k1, float[2,3,4,m] k2, float[2,3,6,4] other, float[2,5,4,8] k5, float[2,4,9] shared, "
+    "float[2,1,4,9] unit, float[2,2,4,4] square, float[2,2,4,4] rows"
+)
+SHARED = 'a = Einsum <equation = "bhid,bdj->bhij"> (q, shared) '
+SQUARE = 'a = Einsum <equation = "bhid,bhjd->bhij"> (square, rows) b = Einsum <equation = "{}"> (square, rows) '
+REPEATED = "Concat([1], Gather(Shape(k2), [1], axis=0), [1], [1], axis=0)"
 
 
 @pytest.mark.parametrize(
@@ -90,6 +96,23 @@ PARTS = "float[2,3,6,4] q, float[2,3,4,8] k1, float[2,3,4,m] k2, float[2,3,6,4] 
         ("a = MatMul(q, k1) y = Concat <axis = 1> (a, a)", None),
         ("a = MatMul(q, k1) b = Neg(a) y = Concat <axis = 3> (a, b)", None),
         ("a = MatMul(q, k1) y = Identity(a)", None),
+        (
+            SHARED + "b = MatMul(q, k2) y = Concat <axis = 3> (a, b)",
+            f"q,Concat(Expand(Unsqueeze(shared, [1]), {REPEATED}), k2, axis=3): ABmk,ABkn->ABmn",
+        ),
+        (
+            "a = MatMul(q, unit) b = MatMul(q, k2) y = Concat <axis = 3> (a, b)",
+            f"q,Concat(Expand(unit, {REPEATED}), k2, axis=3): ABmk,ABkn->ABmn",
+        ),
+        (
+            SQUARE.format("xyim,xyjm->xyij") + "y = Concat <axis = 3> (a, b)",
+            "square,Concat(rows, rows, axis=2): bhid,bhjd->bhij",
+        ),
+        (SQUARE.format("hbid,bhjd->bhij") + "y = Concat <axis = 3> (a, b)", None),
+        (
+            SQUARE.format("bhid,hbjd->bhij") + "y = Concat <axis = 3> (a, b)",
+            "square,Concat(rows, Transpose(rows, perm=(1,0,2,3)), axis=2): bhid,bhjd->bhij",
+        ),
     ],
 )
 def test_scores_in_parts(body: str, said: str | None) -> None:
