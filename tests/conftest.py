@@ -33,16 +33,19 @@ def _keep_to_own_cores() -> None:
 _keep_to_own_cores()
 
 LONG = (
-    "triton_kernel amx_body zoo stock_road vector_kernel families export campaign generate tune attention_sweep no_keys "
-    "kept_modules few_kernel dot_body attention_bench node_tests gpu spelling_table bf16 verify integer_convolutions cluster "
-    "convolutions match integer_products bits_product linear_bench cli match_mask vulkan_model ablation linear bench "
-    "match_ops quantized docs backend linear_report iree_bugs triton_stored tune_linear kernel match_layout parameters "
-    "keys_in_parts tune_triton damaged_files casts rows_kernel memory random_attention linear_numbers split_keys "
-    "indexed_products projections relative_values sequence_conv triton_linear_attention channels_last joined_products "
-    "window_pads packing kv_passes fourier grid_sample integer_weights shapes sequences_last resize_planes ring calls "
-    "opsets top_k recurrent_steps random_programs recurrent weighted narrow_weights package suites"
+    "triton_kernel amx_body stock_road vector_kernel zoo convolutions cluster families verify tune integer_convolutions "
+    "integer_products bits_product parameters generate shared_steps dot_body gpu cli attention_bench group_norm_rows "
+    "node_tests resize_planes export opsets tune_triton no_keys backend strided indexed_products docs linear_attention ring "
+    "sequence_conv channels_last bench relative_values shuffled package ablation window_pads shapes suites campaign bf16 "
+    "kernel iree_bugs winograd linear_report projections free_sizes byte_ops match_ops refused_ops triton_linear_attention "
+    "devices linear grid_sample few_kernel faults calls cpu_linear match spelling_table integer_weights casts weighted "
+    "broadcasts packed_rows in_place narrow_weights match_score joined_products kv_passes top_k match_layout group_norms "
+    "quantized sequences_last cpu_linear_words conv_epilogues packing detection norm caller_thread pads linear_numbers "
+    "resize_known recurrent constant_sites channel_norm pools testing attention_sweep bodies random_attention deep_graphs "
+    "known_operands spirv expands random_programs excuses triton_persistent"
 ).split()
-"""Files that take more than ten seconds of a processor, the longest first: one that begins last would run alone."""
+"""Files that take more than six seconds of a processor, the longest first: one that begins last would run
+alone. The bodies of AMX and of products of bytes take theirs where a processor has the instructions."""
 
 
 ALL = "*"
