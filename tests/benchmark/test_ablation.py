@@ -32,7 +32,7 @@ from onnx_fa.spec.switches import ALL_ON, Switch
 from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.spec.terms import Causal, SlidingWindow, Softcap
 from tests.support.cli_process import run_main
-from tests.support.kernel_harness import Kernels, mismatch
+from tests.support.kernel_harness import Kernels, indices_to_run, mismatch
 from tests.support.triton_sources import triton_sources
 
 HOST = parse_target("cpu-host")
@@ -63,10 +63,10 @@ def renamed(kernel: Kernel, name: str) -> Kernel:
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
+def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     kernels = [emit_kernel(c.spec, without(HOST, switch)) for switch, c in TRIED]
     named = [renamed(k, f"fa_{switch.word}_{c.name}") for k, (switch, c) in zip(kernels, TRIED, strict=True)]
-    return Kernels(named, tmp_path_factory.mktemp("ablation"))
+    return Kernels(named, tmp_path_factory.mktemp("ablation"), only=indices_to_run(request))
 
 
 @pytest.mark.parametrize("index", range(len(TRIED)), ids=[f"{s.word}-{c.name}" for s, c in TRIED])

@@ -16,17 +16,15 @@ LENGTH, WIDTH = 7, 16
 
 
 def _layer(kind: str) -> str:
-    """x to y, of bytes of a kind, with odd zero points: projections with a bias, scaled scores, and the output's projection."""
+    """x to y, of bytes of a kind, with odd zero points: projections, one with a bias, scaled scores, and a last one."""
     n = kind[0]
     # A scale for each kind of value: those of results are no simple fractions of products of the others, so that nothing ties.
-    project = (
-        "{0}m{n} = QLinearMatMul(x{n}, sx, z{n}, w{0}{n}, sw, z{n}, s{0}, z{n}) "
-        "{0}{n} = com.microsoft.QLinearAdd({0}m{n}, s{0}, z{n}, b{n}, sb, z{n}, s{0}, z{n})"
-    )
+    project = "{0}{m}{n} = QLinearMatMul(x{n}, sx, z{n}, w{0}{n}, sw, z{n}, s{0}, z{n})"
     return f"""
-  {project.format("q", n=n)}
-  {project.format("k", n=n)}
-  {project.format("v", n=n)}
+  {project.format("q", m="m", n=n)}
+  q{n} = com.microsoft.QLinearAdd(qm{n}, sq, z{n}, b{n}, sb, z{n}, sq, z{n})
+  {project.format("k", m="", n=n)}
+  {project.format("v", m="", n=n)}
   kt{n} = Transpose<perm = [0, 2, 1]>(k{n})
   s{n} = QLinearMatMul(q{n}, sq, z{n}, kt{n}, sk, z{n}, ss, z{n})
   t{n} = com.microsoft.QLinearMul(s{n}, ss, z{n}, one{n}, quarter, z{n}, st, z{n})

@@ -13,6 +13,7 @@ import onnx_fa
 from onnx_fa.iree.compile import import_model
 from onnx_fa.iree.legalise.writer import values_of_constants
 from tests.support.text_graphs import TextGraph
+from tests.support.triton_sources import triton_sources
 
 BARRIER = "util.optimization_barrier"
 BODY = """n = LayerNormalization (q, ones, few)
@@ -43,9 +44,8 @@ def learned(rows: int = 300) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("target", ["cuda", "vulkan", "rocm-gfx942"])
 def test_they_compile_for_gpus(target: str, tmp_path: Path) -> None:
-    if target == "cuda":
-        pytest.importorskip("triton")
-    report = onnx_fa.compile(learned(), tmp_path / "m.vmfb", target)
+    with triton_sources():
+        report = onnx_fa.compile(learned(), tmp_path / "m.vmfb", target)
     assert len(report.sites) == 1 and (tmp_path / "m.vmfb").is_file()
 
 

@@ -12,6 +12,7 @@ from onnx_fa.iree.compile import compile_model
 from onnx_fa.iree.importer import import_mlir
 from onnx_fa.spec.target import parse_target
 from tests.support.text_graphs import TextGraph
+from tests.support.triton_sources import triton_sources
 
 BARRIER = "util.optimization_barrier"
 
@@ -36,12 +37,12 @@ def _layers(bias: float) -> onnx.ModelProto:
 
 @pytest.mark.parametrize(("target", "bias", "hidden"), [("cuda", 0.0, 7), ("cuda", 1.0, 2), ("cpu-host", 0.0, 0)])
 def test_filled_vectors_are_hidden_where_calls_branch(target: str, bias: float, hidden: int) -> None:
-    pytest.importorskip("triton")
-    text = import_mlir(_layers(bias), {}, target=parse_target(target)).text
+    with triton_sources():
+        text = import_mlir(_layers(bias), {}, target=parse_target(target)).text
     assert text.count(BARRIER) == hidden
 
 
 def test_a_model_before_training_compiles_for_cuda(tmp_path: Path) -> None:
-    pytest.importorskip("triton")
-    compile_model(_layers(0.0), tmp_path / "m.vmfb", parse_target("cuda"))
+    with triton_sources():
+        compile_model(_layers(0.0), tmp_path / "m.vmfb", parse_target("cuda"))
     assert (tmp_path / "m.vmfb").is_file()

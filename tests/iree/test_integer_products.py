@@ -303,7 +303,7 @@ def products(draw: st.DrawFn) -> Product:
     )
 
 
-@given(st.lists(products(), min_size=6, max_size=6))
+@given(st.lists(products(), min_size=4, max_size=4))
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 def test_random_products(tmp_path: Path, drawn: list[Product]) -> None:
     """Side by side; those that Hypothesis draws first are all small, and one."""

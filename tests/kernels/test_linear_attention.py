@@ -19,6 +19,7 @@ from onnx_fa.spec.linear_attention import LinearAttentionSpec, attend_linearly, 
 from onnx_fa.spec.target import foreign_cpu, parse_target
 from tests.support.check_text import check_text
 from tests.support.cpu_targets import cpu_targets
+from tests.support.kernel_harness import UNVERIFIED
 from tests.support.linear_attention_cases import CASES, SIZES, TOLERANCE, distance, draw
 
 HOST = parse_target("cpu-host")
@@ -43,7 +44,7 @@ def compile_cases(texts: dict[str, dict[str, str]], target: str, folder: Path) -
         pytest.skip(why)
     parts = [text for emitted in texts.values() for text in emitted.values()]
     whole = "\n".join([*parts, *(function_text(name, CASES[name]) for name in texts)])
-    iree_compile(whole, folder / "m.vmfb", on, flags=MODEL_FLAGS["llvm-cpu"], timeout_s=300)
+    iree_compile(whole, folder / "m.vmfb", on, flags=(*MODEL_FLAGS["llvm-cpu"], UNVERIFIED), timeout_s=300)
     return rt.load_vm_flatbuffer_file(str(folder / "m.vmfb"), driver="local-task")
 
 

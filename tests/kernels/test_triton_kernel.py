@@ -177,6 +177,7 @@ def kernels() -> dict[str, Any]:
     gqa = half(Hq=4, masks=(Causal(),), mods=(Softcap(20.0),), **layouts)
     dynamic = half(Sq="s", Skv="t", batch=("b",), dtype="bf16", masks=(SlidingWindow(64, 0, "end"),), empty_row="zero")
     decode = half(Sq=1, Skv=4096, Hq=8, sink=TensorArg((8, 1, 1), "f16"))
+    small = TritonConfig(32, 32, 4, 1)
     given = {
         "overlapped": (gqa, TritonConfig(64, 64, 4, 2, overlap=1)),
         # Also with statistics, and with columns of two tiles.
@@ -185,10 +186,10 @@ def kernels() -> dict[str, Any]:
             TritonConfig(128, 64, 4, 2, overlap=2),
         ),
         "persistent": (half(Hq=4, D=80, masks=(Causal(),)), TritonConfig(192, 64, 4, 2, order=2, overlap=3)),
-        "dynamic": (dynamic, None),
+        "dynamic": (dynamic, TritonConfig(64, 64, 4, 2)),
         "decode": (decode, None),
         "decode_dynamic": (dataclasses.replace(decode, batch=("b",), stats=("max",)), None),
-        "rounded": (half(rounding=Rounding(1 / 255), dtype="f32", Sq=100, D=32, Dv=32, stats=("lse",)), None),
+        "rounded": (half(rounding=Rounding(1 / 255), dtype="f32", Sq=100, D=32, Dv=32, stats=("lse",)), small),
     }
     return {
         name: triton.emit_triton(spec, CUDA, f"fa_{i:010x}", config)

@@ -24,7 +24,8 @@ from onnx_fa.spec.cases import packed
 from onnx_fa.spec.target import Target, parse_target
 
 HOST = parse_target("cpu-host")
-FLAGS = ("--verify=false", "--mlir-disable-threading", "--iree-llvmcpu-debug-symbols=false")
+UNVERIFIED = "--verify=false"
+FLAGS = (UNVERIFIED, "--mlir-disable-threading", "--iree-llvmcpu-debug-symbols=false")
 """A quarter of the time goes without the verification of what the compiler makes between its passes, and without symbols that
 nobody reads. Our text is verified in any case, when it is parsed, and the code that comes out is the same."""
 Array = npt.NDArray[Any]
