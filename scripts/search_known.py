@@ -77,6 +77,10 @@ ANY_KEYS = 16
 """Keys of a block, in the table, where a block is of all keys."""
 WHOLE = ((64, 4, 1, 0), (64, 4, 1, HELD), (64, 4, 3, HELD), (128, 8, 3, HELD))
 """BM, warps, stages and overlap where all keys are one block."""
+CLUSTERED = ((64, 2, 3), (128, 4, 3), (64, 4, 3), (128, 4, 2))
+"""BN, warps and stages of workgroups that are a cluster."""
+CLUSTER_KEYS, CLUSTER_SHARED, CLUSTER_GROUPS, CLUSTER_ONE = 8192, 3, 1100, 100
+"""Keys up to which clusters are tried, heads that share them, most workgroups, and fewest of less than eight parts."""
 IDLE_KEYS, IDLE_PARTS = 1024, (2, 4, 8)
 """Of many queries in less workgroups than multiprocessors, from so many keys on, so many parts of the keys are tried."""
 OF_ONE_TILE = {64: 4, 128: 2}
@@ -135,8 +139,9 @@ def candidates(
     from onnx_fa.kernels.tiles.database import shape_table
     from onnx_fa.kernels.tiles.shapes import read_shapes
     from onnx_fa.kernels.triton.by_shape import expected, order_of, shape_of
+    from onnx_fa.kernels.triton.cluster import can_cluster
     from onnx_fa.kernels.triton.columns import columns_computed
-    from onnx_fa.kernels.triton.config import MOST_SPLITS, PERSISTENT, TritonConfig, padded, power_of_two
+    from onnx_fa.kernels.triton.config import CLUSTER, MOST_SPLITS, PERSISTENT, TritonConfig, padded, power_of_two
     from onnx_fa.kernels.triton.held import can_hold, with_all_keys
     from onnx_fa.kernels.triton.overlapped import can_overlap
     from onnx_fa.kernels.triton.persistent import can_persist
@@ -146,6 +151,7 @@ def candidates(
     table, shape = read_shapes(shape_table(90)), shape_of(spec)
     assert table is not None and shape is not None
     forms = {
+        CLUSTER: can_cluster(spec),
         0: True,
         1: can_overlap(spec),
         2: can_specialise(spec),
@@ -220,15 +226,42 @@ def idle_candidates(spec: AttentionSpec) -> Iterator[Any]:
     yield from (TritonConfig(**SPLIT_TILES, splits=parts) for parts in IDLE_PARTS)
 
 
+def is_clustered(spec: AttentionSpec) -> bool:
+    """Whether a spec has one query, and few keys that several heads share."""
+    return spec.Sq == 1 and int(spec.Skv) <= CLUSTER_KEYS and spec.group >= CLUSTER_SHARED
+
+
+def cluster_candidates(spec: AttentionSpec) -> Iterator[Any]:
+    """The same for few keys of one query: what is in use, some of the table, and clusters of parts."""
+    from onnx_fa.kernels.triton.config import CLUSTER, TritonConfig
+    from onnx_fa.kernels.triton.tiles import can_run
+
+    yield from list(candidates(spec, RANKED_SHORT, further=False))[:RANKED_SHORT]
+    heads = math.prod(int(d) for d in (*spec.batch, spec.Hq))
+    for splits in (8, 4, 2):
+        if heads * splits > CLUSTER_GROUPS or (splits < 8 and heads * splits < CLUSTER_ONE):
+            continue
+        for BN, warps, stages in CLUSTERED[: None if splits == 8 else 2]:
+            config = TritonConfig(16, BN, warps, stages, overlap=CLUSTER, splits=splits)
+            if BN * splits < 2 * int(spec.Skv) and can_run(spec, config, 90):
+                yield config
+
+
 KINDS: dict[str, Callable[[AttentionSpec], bool]] = {
     "all": lambda spec: True,
     "decode": lambda spec: spec.Sq == 1,
     "short": is_short,
     "cross": lambda spec: is_short(spec) and spec.Sq != spec.Skv,
     "idle": is_idle,
+    "cluster": is_clustered,
 }
 """Which of the drawn cases are searched."""
-CANDIDATES = {"short": short_candidates, "cross": short_candidates, "idle": idle_candidates}
+CANDIDATES = {
+    "short": short_candidates,
+    "cross": short_candidates,
+    "idle": idle_candidates,
+    "cluster": cluster_candidates,
+}
 """What is tried for them, if not what is tried for all."""
 
 
@@ -327,11 +360,11 @@ def run(folder: Path, out: Path, seconds: float) -> None:
             print(*samples.notes, sep="\n", flush=True)
 
 
-def read_known(out: Path) -> Times:
-    """Medians of attentions whose sizes are known; none where they were not measured. Tiles that were tried for heads in one tile
-    of columns are those of such heads."""
+def read_known(path: Path) -> Times:
+    """Medians of attentions whose sizes are known, of a file that `run` wrote; none where there is no such file. Tiles that were
+    tried for heads in one tile of columns are those of such heads."""
     times = defaultdict[tuple[int, ...], dict[str, float]](dict)
-    for r in _measured(out) if (out / "tiles-known.csv").is_file() else ():
+    for r in _measured(path) if path.is_file() else ():
         D, Dv, *rest = (int(r[c]) for c in SIZES)
         what, _, columns = r["what"].partition(" ")
         if columns:
@@ -346,9 +379,9 @@ def _with_any_keys(what: str) -> str:
     return "/".join([f"{size.partition('x')[0]}x{ANY_KEYS}", *rest]) if rest and rest[2] == str(HELD) else what
 
 
-def _measured(out: Path) -> list[dict[str, str]]:
+def _measured(path: Path) -> list[dict[str, str]]:
     """The rows of what `run` wrote, with medians in place of samples."""
-    lines = (out / "tiles-known.csv").read_text().splitlines()
+    lines = path.read_text().splitlines()
     rows = csv.DictReader(x for x in lines if not x.startswith("#"))
     return [r | {"ms": str(statistics.median(map(float, r["ms"].split())))} for r in rows]
 
@@ -356,7 +389,7 @@ def _measured(out: Path) -> list[dict[str, str]]:
 def report(out: Path) -> None:
     """Each shape: the tiles, the fastest first, as multiples of the time of the fastest other; the first of a case are in use."""
     times: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
-    for r in _measured(out):
+    for r in _measured(out / "tiles-known.csv"):
         times[r["kind"], r["case"]][r["what"]] = float(r["ms"])
     for (kind, case), found in times.items():
         least = min(ms for what, ms in found.items() if what in PEERS)

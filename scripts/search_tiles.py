@@ -339,7 +339,8 @@ def without_left_out(shape: tuple[int, ...], found: dict[str, float]) -> dict[st
 
 
 def table_text(out: Path) -> str:
-    """What kernels take their tiles from (onnx_fa/kernels/tiles/shapes.py)."""
+    """What kernels take their tiles from (onnx_fa/kernels/tiles/shapes.py): of a folder with tiles.csv, with
+    tiles-known.csv of kernels that knew their sizes, and tiles-cluster.csv of those that are clusters (search_known.py)."""
     from search_known import read_known
 
     from onnx_fa.kernels.triton.columns import columns_computed
@@ -347,10 +348,13 @@ def table_text(out: Path) -> str:
     times, heads = read(out)
     # The order of the workgroups follows from a rule (by_shape.py), and of both the faster counts.
     fastest = [(shape, fastest_order(without_left_out(shape, found))) for shape, found in times.items()]
-    known = [(shape, fastest_order(found)) for shape, found in read_known(out).items()]
+    known, apart = (
+        [(shape, fastest_order(found)) for shape, found in read_known(out / f"tiles-{name}.csv").items()]
+        for name in ("known", "cluster")
+    )
     # A head of columns that kernels do not have so is nobody's neighbour.
     known = [(shape, found) for shape, found in known if all(columns_computed(d) == d for d in shape[:2])]
-    labels = sorted({w for _, found in [*fastest, *known] for w in found})
+    labels = sorted({w for _, found in [*fastest, *known, *apart] for w in found})
     names = ("warps", "stages", "overlap", "splits")
     tiles = []
     for x in labels:
@@ -367,7 +371,7 @@ def table_text(out: Path) -> str:
     facts = dict(h.split(": ", 1) for h in heads if ": " in h)
     measured = {"machine": facts["device"], "date": facts["date"], "by": "scripts/search_tiles.py"}
     listed = ",\n".join("  " + json.dumps(t) for t in tiles)
-    lists_of = {"tiles": listed, "shapes": rows(fastest), "known": rows(known)}
+    lists_of = {"tiles": listed, "shapes": rows(fastest), "known": rows(known), "apart": rows(apart)}
     lists = ",\n".join(f' "{name}": [\n{text}\n ]' for name, text in lists_of.items())
     return f'{{\n "measured": {json.dumps(measured)},\n{lists}\n}}\n'
 

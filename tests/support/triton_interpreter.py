@@ -1,5 +1,5 @@
 """Runs Triton source in Triton's interpreter (NumPy, no GPU): `python -m tests.support.triton_interpreter NAME...` prints, as
-JSON, what is wrong with each case of `tests.support.cases`; `--part NAME...` tries both sizes and both kernels of a case, but not
+JSON, what is wrong with each case of `tests.support.cases`; `--part NAME...` tries both sizes and two kernels of a case, but not
 each with each, and one kind of operands where it has one size and one kernel. A process of its own, since Triton decides when it is
 imported."""
 
@@ -23,10 +23,12 @@ import torch
 
 from onnx_fa.kernels.mlir.stored import operand_shapes
 from onnx_fa.kernels.plan.folding import fold_queries
+from onnx_fa.kernels.triton import cluster as cluster_form
 from onnx_fa.kernels.triton import held as held_form
 from onnx_fa.kernels.triton import reciprocals, widening
+from onnx_fa.kernels.triton.cluster import ClusterSource, is_cluster
 from onnx_fa.kernels.triton.combine import combine_program
-from onnx_fa.kernels.triton.config import HELD, TritonConfig, padded
+from onnx_fa.kernels.triton.config import CLUSTER, HELD, TritonConfig, padded
 from onnx_fa.kernels.triton.held import HeldSource, can_hold, rows_of_workgroup
 from onnx_fa.kernels.triton.program import Program, combines_itself, loop_in
 from onnx_fa.kernels.triton.ptx import load_function
@@ -42,23 +44,35 @@ quicken()
 reciprocals.shared_reciprocal = lambda divisor, inverses: f"1.0 / {divisor}"
 widening.halves_of = widening.converted
 held_form._WORKGROUPS = 2
+# What workgroups of a cluster send lies in the parts' memory, as much of it for each. Programs run one after the other, so
+# that all of it is there in a second launch.
+_ROOM = 1 << 13
+_RECEIVED = f"part + (pid * tl.num_programs(1) + {{}}) * {_ROOM} + {{}}".format
+cluster_form.pass_barrier = lambda t, what: None
+cluster_form.send = lambda t, to, at, value, kept: t.do(
+    f"tl.store({_RECEIVED(to, at)}, {value}, mask=({kept}).to(tl.int1))"
+)
+cluster_form.receive = lambda t, at: t.let(f"tl.load({_RECEIVED('split', at)})")
+IN_CLUSTER = TritonConfig(16, 32, 4, 1, order=1, overlap=CLUSTER, splits=4)
 
 TYPES = {"f32": torch.float32, "f16": torch.float16}
 
 
 def run(
-    spec: AttentionSpec, sizes: dict[str, int], operands: list[Any], *, split: bool = False, hold: bool = False
+    spec: AttentionSpec, sizes: dict[str, int], operands: list[Any], *, split: bool = False, form: str = "plain"
 ) -> list[Any]:
-    """The kernel of a spec with small tiles, its constants set to `sizes`. A few queries take split keys, all with `split`; with
-    `hold` a workgroup holds all keys for several blocks of queries."""
+    """The kernel of a spec with small tiles, its constants set to `sizes`. A few queries take split keys, all with `split`. Of the
+    forms "hold" is that whose workgroups hold all keys for several blocks of queries."""
     folded = fold_queries(spec)
     few = isinstance(folded.Sq, int) and folded.Sq <= 32
     config = TritonConfig(
         16 if few else 32, 32, 4, 1, order=int(few), splits=4 if split or (few and spec.rounding is None) else 1
     )
     source = AttentionSource
-    if hold:
+    if form == "hold":
         config, source = TritonConfig(32, padded(int(folded.Skv)), 4, 1, overlap=HELD), HeldSource
+    if form == "cluster":
+        config, source = IN_CLUSTER, ClusterSource
     bound = folded.bind(sizes)
     inputs = [
         torch.from_numpy(np.ascontiguousarray(_as_bytes(packed(x)))).reshape(shape)
@@ -66,7 +80,7 @@ def run(
     ]
     outs = [torch.full(shape, math.nan, dtype=TYPES[element]) for shape, element in bound.results]
     heads = math.prod((*bound.batch, bound.Hq))
-    blocks = -(-bound.Sq // (rows_of_workgroup(folded, config) if hold else config.BM))
+    blocks = -(-bound.Sq // (rows_of_workgroup(folded, config) if form == "hold" else config.BM))
     rows = heads * bound.Sq
     with tempfile.TemporaryDirectory() as folder:
 
@@ -78,7 +92,8 @@ def run(
         if config.splits == 1:
             launch(main, (heads * blocks,), *inputs, *outs)
         else:
-            part = torch.full((config.splits * rows * bound.Dv,), math.nan)
+            room = heads * blocks * _ROOM if form == "cluster" else rows * bound.Dv
+            part = torch.full((config.splits * room,), math.nan)
             stat = torch.full((2 * config.splits * rows,), math.nan)
             if combines_itself(folded, config):
                 count = torch.zeros(heads * blocks, dtype=torch.int32)
@@ -103,19 +118,20 @@ def problem(name: str, part: bool = False) -> str:
     """The first thing that is wrong with a case; "" when nothing is. `part`: of sizes, operands and kernels two
     combinations, or one, always the same, where sizes and kernel are given: of those cases half have operands of either kind."""
     case = BY_NAME[name]
-    sizes, holds = case.sizes[:2], sorted({False, can_hold(fold_queries(case.spec))})
-    combinations = list(itertools.product(sizes, (False, True), holds))
+    folded, sizes = fold_queries(case.spec), case.sizes[:2]
+    forms = ["plain", *["hold"] * can_hold(folded), *["cluster"] * is_cluster(folded, IN_CLUSTER)]
+    combinations = list(itertools.product(sizes, (False, True), forms))
     if part:
         ends = combinations[0], combinations[-1]
         combinations = list(ends) if len(combinations) > 2 else [ends[zlib.crc32(name.encode()) % 2]]
-    for size, adversarial, hold in combinations:
+    for size, adversarial, form in combinations:
         bound = case.spec.bind(dict(size))
         operands = draw_operands(bound, 3, adversarial=adversarial)
         expected = expect(bound, operands)
-        made = run(case.spec, dict(size), operands, split="split_keys" in case.tags, hold=hold)
+        made = run(case.spec, dict(size), operands, split="split_keys" in case.tags, form=form)
         for found in expected.compare_all(made):
             if found.problem:
-                where = f"{dataclasses.asdict(case)['sizes']} adversarial={adversarial} hold={hold}"
+                where = f"{dataclasses.asdict(case)['sizes']} adversarial={adversarial} {form}"
                 return f"{where}: {found.problem}"
     return ""
 

@@ -89,6 +89,8 @@ class ShapeTable:
     measured: Mapping[str, Any]
     tiles: tuple[Tiles, ...]
     shapes: tuple[Measured, ...]
+    apart: tuple[Measured, ...] = ()
+    """Shapes on which forms that came later were tried beside the tiles in use alone: they say nothing of all others."""
 
     def best(
         self,
@@ -102,7 +104,8 @@ class ShapeTable:
         tiles that were tried on some of the shapes alone, on which they are compared with the others."""
         found, least = self.ranked(shape, lambda t: fits(t) and not any(is_one(t) for is_one in later), expected), 1.0
         for kind in later:
-            tried = replace(self, shapes=tuple(m for m in self.shapes if any(kind(self.tiles[i]) for i in m.ms)))
+            measured = (*self.shapes, *self.apart)
+            tried = replace(self, shapes=tuple(m for m in measured if any(kind(self.tiles[i]) for i in m.ms)))
             more = [t for t in tried.ranked(shape, fits, expected) if kind(t)]
             others = tried.ratio(shape, kind) if found else 0.0
             if more and others < least:
@@ -151,12 +154,13 @@ def read_shapes(name: str) -> ShapeTable | None:
 
 
 def parse_shapes(name: str, data: Mapping[str, Any]) -> ShapeTable:
-    """The table of a file: `shapes`, and `known` of kernels that knew their sizes, are rows of FIELDS, then ms in the order of
-    `tiles`, null where they were not tried."""
+    """The table of a file: `shapes`, and `known` and `apart` of kernels that knew their sizes, are rows of FIELDS, then ms in the
+    order of `tiles`, null where they were not tried."""
 
     def measured(row: Sequence[Any], known: bool) -> Measured:
         ms = {i: x for i, x in enumerate(row[len(FIELDS) :]) if x is not None}
         return Measured(Shape(*row[: len(FIELDS)]), ms, known)
 
     found = [measured(row, known) for name, known in (("shapes", False), ("known", True)) for row in data[name]]
-    return ShapeTable(name, data["measured"], tuple(data["tiles"]), tuple(found))
+    apart = tuple(measured(row, True) for row in data.get("apart", ()))
+    return ShapeTable(name, data["measured"], tuple(data["tiles"]), tuple(found), apart)

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from onnx_fa.kernels.tiles.database import Tiles
 from onnx_fa.kernels.tiles.shapes import Shape, ShapeTable
 from onnx_fa.kernels.triton.columns import WIDEST_TILE, columns_computed
-from onnx_fa.kernels.triton.config import FEW, HELD, MULTIPROCESSORS, PERSISTENT, power_of_two
+from onnx_fa.kernels.triton.config import CLUSTER, FEW, HELD, MULTIPROCESSORS, PERSISTENT, power_of_two
 from onnx_fa.kernels.triton.decode_time import reckon_time
 from onnx_fa.kernels.triton.held import blocks_together, with_all_keys
 from onnx_fa.spec.attention import AttentionSpec
@@ -28,10 +29,18 @@ _BLOCK = 64
 _LONG = 1 << 15
 """So many queries that those of one head fill a GPU twice by themselves."""
 
-_LATER = (lambda tiles: tiles["overlap"] == PERSISTENT, lambda tiles: tiles["overlap"] == HELD)
+
+def _has_form(form: int, tiles: Tiles) -> bool:
+    return tiles["overlap"] == form
+
+
+_LATER = tuple(partial(_has_form, form) for form in (PERSISTENT, HELD, CLUSTER))
 """Forms that were tried on some of the measured shapes alone."""
 SPLIT_TILES = {"BM": 64, "BN": 64, "warps": 4, "stages": 3, "order": 0, "overlap": 0}
 """Of many queries whose keys are split."""
+KEYS_IN_CLUSTER = 256
+"""Of each workgroup at the most. With more of them a cluster's eight workgroups for a head are too few to keep memory busy: of 153
+drawn shapes of one query three took 1.4 to 1.6 times as long by what the shapes around them favour."""
 _LEAST_KEYS, _LEAST_OF_FEW, _MOST_PARTS = 320, 256, 32
 """Of a part, the latter where workgroups are a third of the multiprocessors at the most, and how many there are at the most: a
 second dispatch combines them, which takes as long as some hundreds of keys."""
@@ -86,7 +95,8 @@ def tiles_by_shape(
         # Into how many parts the keys of many queries are cut is a rule's to say: with more blocks than the shapes had on which
         # parts were tried they are slower.
         most = power_of_two(-(-shape.Skv // tiles["BN"])) if tiles["BM"] <= FEW else 1
-        return fits(tiles) and tiles["splits"] <= most
+        few = tiles["overlap"] != CLUSTER or shape.Skv <= KEYS_IN_CLUSTER * tiles["splits"]
+        return fits(tiles) and tiles["splits"] <= most and few
 
     found = table.best(shape, suits, expected, _LATER)
     if found is None:

@@ -17,6 +17,8 @@ PERSISTENT = 3
 """The form (`overlap`) whose workgroups stay."""
 HELD = 4
 """The form (`overlap`) whose workgroups hold all keys of a head, and take block after block of queries."""
+CLUSTER = 5
+"""The form (`overlap`) whose workgroups that share keys are a cluster."""
 MULTIPROCESSORS = 132
 """Of an H100 or H200 with NVLink: as many workgroups stay. On a GPU with fewer the last ones wait for the first, on one with more
 some multiprocessors are idle."""
@@ -37,8 +39,8 @@ class TritonConfig:
     the query blocks of a head first, 1 the heads, more so many heads together, where workgroups stay; `overlap`: 1 hides the
     softmax behind the products (overlapped.py), 2 does so in two groups of `warps`, with BM / 2 queries each, and loads in another
     warp (specialised.py), 3 does so in groups with 64 queries each, in workgroups that stay (persistent.py), 4 has all keys in one
-    block, which is held (held.py); `splits` of the keys, whose partial results are combined in the end (1: none). Raises ValueError
-    for tiles that no kernel can have."""
+    block, which is held (held.py), 5 has parts of the keys whose workgroups are a cluster (cluster.py); `splits` of the keys, whose
+    partial results are combined in the end (1: none). Raises ValueError for tiles that no kernel can have."""
 
     BM: int
     BN: int

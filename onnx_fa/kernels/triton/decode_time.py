@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from onnx_fa.kernels.tiles.database import Tiles
 from onnx_fa.kernels.tiles.shapes import Shape
-from onnx_fa.kernels.triton.config import MULTIPROCESSORS, SHARED_BYTES, few_parts
+from onnx_fa.kernels.triton.config import CLUSTER, MULTIPROCESSORS, SHARED_BYTES, few_parts
 
 _START = 2.33
 """All times are in us: of the launch."""
@@ -24,6 +24,9 @@ _BYTE = 0.165e-6
 """Of each byte that is read."""
 _LAST, _LAST_BYTE = 1.13, 38e-6
 """Of the workgroup that is the last of a head's and combines the parts, and of each byte of these, which it reads alone."""
+_CLUSTER = 0.6
+"""Of workgroups that are a cluster and combine them: the median of what 451 times of shapes with up to 8,192 keys have beside
+all the rest (benchmarks/tiles-cluster-h200.csv; an H200)."""
 _DISPATCH, _PART_BYTE = 1.9, 2.9e-6
 """Of a dispatch that combines them, and of each byte of all parts, which are written and read."""
 _RESIDENT, _WARPS = 16, 64
@@ -45,7 +48,8 @@ def reckon_time(tiles: Tiles, shape: Shape) -> float:
     waiting = rounds * (_GROUP + blocks * (_BLOCK / stages + _WARP * warps))
     busy = -(-groups // MULTIPROCESSORS) * blocks * numbers * _MULTIPROCESSOR
     read = 2 * shape.heads * shape.Skv * columns * _BYTE
-    return _START + waiting + busy + read + _combining(parts, shape)
+    combining = _CLUSTER if tiles["overlap"] == CLUSTER else _combining(parts, shape)
+    return _START + waiting + busy + read + combining
 
 
 def _combining(parts: int, shape: Shape) -> float:

@@ -14,8 +14,9 @@ from onnx_fa.kernels.mlir.stored import check_packed
 from onnx_fa.kernels.plan.folding import fold_queries
 from onnx_fa.kernels.plan.skipping import Skipping, skipping
 from onnx_fa.kernels.triton import ptx
+from onnx_fa.kernels.triton.cluster import ClusterSource
 from onnx_fa.kernels.triton.combine import combine_program
-from onnx_fa.kernels.triton.config import ARCHITECTURES, HELD, TritonConfig, f32_products
+from onnx_fa.kernels.triton.config import ARCHITECTURES, CLUSTER, HELD, TritonConfig, f32_products
 from onnx_fa.kernels.triton.entry import TritonEntry, Variant
 from onnx_fa.kernels.triton.executable import executable_text
 from onnx_fa.kernels.triton.held import HeldSource
@@ -176,5 +177,8 @@ def program_of(
         return plain(spec, config, symbol, products=products, skips=skips, loop=loop).program()
     if arch // 10 != 9:
         raise UnsupportedError("the overlapped form is Hopper's")
+    if config.overlap == CLUSTER:
+        products = f32_products(config.BM, config.warps, arch, tf32=tf32)
+        return ClusterSource(spec, config, symbol, products=products, skips=skips, loop=loop).program()
     form = {1: OverlappedSource, 2: SpecialisedSource, 3: PersistentSource}[config.overlap]
     return form(spec, config, symbol, skips=skips, loop=loop).program()

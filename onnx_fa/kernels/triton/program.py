@@ -16,14 +16,20 @@ from onnx_fa.spec.terms import Dim
 @dataclass(frozen=True)
 class Program:
     """`text` defines the Triton function `entry`, whose parameters are `pointers` (name, element type), then `constants`, which are
-    i32: the spec's symbols. The grid is (`grid` workgroups, splits)."""
+    i32: the spec's symbols. The grid is (`grid` workgroups, splits). `cluster` workgroups along its second axis are one (0: no
+    clusters), each with so many bytes of `received` numbers in shared memory, behind what Triton keeps there."""
 
     entry: str
     text: str
     pointers: tuple[tuple[str, str], ...]
     constants: tuple[str, ...]
+    cluster: int = 0
+    received: int = 0
 
 
+RECEIVED = 0x5EED5EE0
+"""Stands in the text of a program for the place in shared memory, in bytes, where what others of a cluster send begins. It is known
+when the kernel is compiled."""
 HEADER = "import triton\nimport triton.language as tl\n\n\n"
 TYPES = {"f32": "tl.float32", "f16": "tl.float16", "bf16": "tl.bfloat16"}
 

@@ -17,7 +17,7 @@ from typing import Any
 from onnx_fa.errors import MissingDependencyError, UnsupportedError
 from onnx_fa.kernels.triton import worker
 from onnx_fa.kernels.triton.config import SHARED_BYTES
-from onnx_fa.kernels.triton.program import Program
+from onnx_fa.kernels.triton.program import RECEIVED, Program
 from onnx_fa.processes import DEFAULT, Limits, run_limited
 
 PTX_VERSION = "8.6"
@@ -65,11 +65,22 @@ def compile_program(program: Program, arch: int, warps: int, stages: int, limits
     if done.ending == "failed":
         raise UnsupportedError(f"Triton does not compile the kernel for sm_{arch}: {_last_line(done.stderr)}")
     found = json.loads(done.stdout)
+    if program.cluster:
+        found["ptx"], found["shared"] = as_cluster(found["ptx"], found["shared"], program)
     if found["shared"] > SHARED_BYTES[arch]:
         raise UnsupportedError(f"{found['shared']} bytes of shared memory, where sm_{arch} has {SHARED_BYTES[arch]}")
     text = _parameters(found["ptx"], program, bool(found["scratch"]))
     threads = re.search(r"\.reqntid (\d+)", text)
     return Compiled(program.entry, text, int(threads[1]) // 32 if threads else warps, found["shared"], found["scratch"])
+
+
+def as_cluster(ptx: str, shared: int, program: Program) -> tuple[str, int]:
+    """PTX whose workgroups are clusters, and the bytes of shared memory that each needs: what others send it lies behind
+    the `shared` that Triton keeps."""
+    start = -(-shared // 16) * 16
+    text = ptx.replace(str(RECEIVED), str(start))
+    sizes = f"\n.explicitcluster\n.reqnctapercluster 1, {program.cluster}, 1"
+    return re.sub(r"\.reqntid \d+", rf"\g<0>{sizes}", text), start + program.received
 
 
 def _last_line(stderr: str) -> str:

@@ -20,8 +20,10 @@ from onnx_fa.kernels.tiles.database import (
 from onnx_fa.kernels.tiles.families import family
 from onnx_fa.kernels.tiles.shapes import read_shapes
 from onnx_fa.kernels.triton.by_shape import tiles_by_shape
+from onnx_fa.kernels.triton.cluster import can_cluster, is_cluster, received_bytes
 from onnx_fa.kernels.triton.columns import WIDEST_TILE, columns_computed
 from onnx_fa.kernels.triton.config import (
+    CLUSTER,
     FEW,
     HELD,
     MOST_SPLITS,
@@ -43,7 +45,7 @@ from onnx_fa.spec.terms import Elementwise
 
 PROCESSORS = 128
 """About as many multiprocessors as a large GPU has: what a split of the keys should keep busy."""
-OVERLAP_KEYS = {0: 0, 1: 2048, 2: 1024, PERSISTENT: 256, HELD: 0}
+OVERLAP_KEYS = {0: 0, 1: 2048, 2: 1024, PERSISTENT: 256, HELD: 0, CLUSTER: 0}
 """Fewer keys than that, plain ones, do not pay for filling and draining the pipeline of the form."""
 WORKGROUPS = "workgroups"
 """In tiles for a few queries: how many there should be, by splitting the keys; PROCESSORS where it is not said."""
@@ -131,7 +133,7 @@ def _can_take(spec: AttentionSpec, tiles: Tiles, arch: int, plain_form: bool) ->
 
 def _forms(spec: AttentionSpec, plain_form: bool) -> dict[int, bool]:
     """Whether each form is for a spec; `plain_form`: no other than that one is wanted."""
-    others = {1: can_overlap, 2: can_specialise, PERSISTENT: can_persist, HELD: can_hold}
+    others = {1: can_overlap, 2: can_specialise, PERSISTENT: can_persist, HELD: can_hold, CLUSTER: can_cluster}
     return {0: True, **{form: not plain_form and can(spec) for form, can in others.items()}}
 
 
@@ -179,6 +181,8 @@ def can_run(spec: AttentionSpec, config: TritonConfig, arch: int) -> bool:
     buffers, queries = (config.stages, 1) if config.overlap else (config.stages - 1, 0)
     if config.overlap == HELD:
         buffers, queries = 1, config.stages
+    if config.overlap == CLUSTER:
+        buffers, queries = config.stages - 1, 0
     shared = size * (buffers * config.BN * (d + dv) + queries * config.BM * d)
     part = {2: config.BM // 2, PERSISTENT: WARPGROUP_ROWS}.get(config.overlap, config.BM)
     most = MOST_ACCUMULATORS
@@ -189,7 +193,10 @@ def can_run(spec: AttentionSpec, config: TritonConfig, arch: int) -> bool:
         shared += config.BM * dv  # outputs are put in order there, at least half of them at a time
     accumulators = part * (config.BN + dv) / (32 * config.warps)
     rows = 16 * config.warps <= part and config.splits == 1
-    if config.overlap == HELD:
+    if config.overlap == CLUSTER:
+        form = arch // 10 == 9 and is_cluster(spec, config)
+        shared += received_bytes(FEW, dv, config.splits)
+    elif config.overlap == HELD:
         form = rows and isinstance(spec.Skv, int) and padded(spec.Skv) == config.BN
     else:
         form = not config.overlap or (rows and config.warps % 4 == 0 and arch // 10 == 9)
