@@ -190,10 +190,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """The process that starts all others makes the folder of what they compile, and removes it."""
     if hasattr(config, "workerinput"):
         return
-    from tests.support.compiled_once import ALL_CHECKED_ENV, FOLDER_ENV
+    from tests.support.compiled_once import FOLDER_ENV
 
-    if config.option.whole:
-        os.environ[ALL_CHECKED_ENV] = "1"
     folder = tempfile.TemporaryDirectory(prefix="onnx_fa-")
     os.environ[FOLDER_ENV] = folder.name
     config.add_cleanup(folder.cleanup)

@@ -17,7 +17,7 @@ from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.iree.vmfb_facts import inspect_vmfb
 from onnx_fa.spec.target import parse_target
 from tests.support.cli_process import run_main
-from tests.support.compiled_once import ALL_CHECKED_ENV, cheaper, compiled_once, is_checked
+from tests.support.compiled_once import cheaper, compiled_once
 
 TARGET = parse_target("cpu-host")
 DOUBLE = """
@@ -55,20 +55,11 @@ def test_failures_are_not_kept(tmp_path: Path) -> None:
 
 
 def test_what_is_left_out_to_be_cheaper() -> None:
-    """Neither what a test asks for itself, nor symbols where it looks at intermediate files; checks of the IR of two in three."""
+    """Neither what a test asks for itself, nor symbols where it looks at intermediate files, nor ever checks of the IR."""
     threads, symbols = "--mlir-disable-threading", "--iree-llvmcpu-debug-symbols=false"
     assert cheaper([]) == [threads, symbols]
     assert cheaper(["--iree-hal-dump-executable-intermediates-to=x"]) == [threads]
     assert cheaper(["--iree-llvmcpu-debug-symbols=true", threads]) == []
-    assert cheaper([], checked=False) == [threads, "--verify=false", symbols]
-    assert cheaper(["--verify=true"], checked=False) == [threads, symbols]
-
-
-def test_which_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(ALL_CHECKED_ENV, raising=False)
-    assert [is_checked(f"{n:x}") for n in range(30, 36)] == [True, False, False] * 2
-    monkeypatch.setenv(ALL_CHECKED_ENV, "1")
-    assert is_checked("1f")
 
 
 def test_code_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +97,7 @@ def test_a_command_that_is_forked_has_them_too(tmp_path: Path) -> None:
 def test_a_process_that_is_late_uses_what_another_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes that share a folder may compile the same at the same time: what the first made stays."""
     run, out = processes.run_limited, tmp_path / "a.vmfb"
-    monkeypatch.setattr("tests.support.compiled_once.cheaper", lambda *_, **__: [])
+    monkeypatch.setattr("tests.support.compiled_once.cheaper", lambda *_: [])
 
     def compile_twice(command: Sequence[str], **limits: Any) -> processes.Finished:
         with monkeypatch.context() as patched:

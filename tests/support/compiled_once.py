@@ -24,23 +24,13 @@ _WRITTEN = (
 _INTERMEDIATES = _WRITTEN[1]
 FOLDER_ENV = "ONNX_FA_TESTS_COMPILED"
 """Environment variable: the folder that all processes of one run of the tests share."""
-ALL_CHECKED_ENV = "ONNX_FA_TESTS_ALL_CHECKED"
-"""Environment variable: not empty where the IR of every compilation is checked behind every pass."""
-_CHECKED = 3
-"""One in so many is, else: it takes a fifth of a compilation."""
 
 
-def is_checked(key: str) -> bool:
-    """Whether the IR of a compilation, known by this number in hexadecimal digits, is checked behind every pass as it is for users:
-    some models fail there that would compile otherwise. It is the same ones in every run while their text stays what it is."""
-    return bool(os.environ.get(ALL_CHECKED_ENV)) or int(key, 16) % _CHECKED == 0
-
-
-def cheaper(options: Sequence[str], *, checked: bool = True) -> list[str]:
+def cheaper(options: Sequence[str]) -> list[str]:
     """Options that leave the code as it is, for compilers that share cores with other tests: no threads, each of which would set
-    up all passes for itself, no debug symbols, but where intermediate files are looked at, and no check of the IR where it is not
-    to be `checked`. What is given already is left."""
-    wanted = ["--mlir-disable-threading", *([] if checked else ["--verify=false"])]
+    up all passes for itself, and no debug symbols, but where intermediate files are looked at. What is given already is left. The
+    IR is checked behind every pass as it is for users: some models fail there that would compile otherwise."""
+    wanted = ["--mlir-disable-threading"]
     if not any(o.startswith(_INTERMEDIATES) for o in options):
         wanted.append("--iree-llvmcpu-debug-symbols=false")
     given = {o.partition("=")[0] for o in options}
@@ -67,8 +57,7 @@ class CompiledOnce:
         places = list(dict.fromkeys(named))
         which = [places.index(p) for p in named]
         said = repr((program, Path(source).name, others, sorted(beside), which, sorted(limits.items())))
-        key = hashlib.sha256(said.encode() + Path(source).read_bytes()).hexdigest()
-        kept = self.folder / key
+        kept = self.folder / hashlib.sha256(said.encode() + Path(source).read_bytes()).hexdigest()
         if kept.exists():
             self.again += 1
             for i, place in enumerate(places):
@@ -76,8 +65,7 @@ class CompiledOnce:
             return processes.Finished("ok", 0, 0.0, 0, "", "")
         # What lies there already is not what the compiler writes now.
         clean = not any(place.is_dir() and any(place.iterdir()) for place in places)
-        added = cheaper(options, checked=is_checked(key))
-        done = processes.run_limited([program, source, *options, *added, "-o", output], **limits)
+        done = processes.run_limited([program, source, *options, *cheaper(options), "-o", output], **limits)
         if clean and done.ending == "ok" and Path(output).exists() and not done.stderr:
             with tempfile.TemporaryDirectory(dir=self.folder) as made:
                 for i, place in enumerate(places):
