@@ -107,14 +107,14 @@ def test_what_the_table_gets(tmp_path: Path) -> None:
         writer.writerow(("b", "neighbour", 80, 80, 0, 8, 600, 600, "64x64/4/2/0/1/0 128 columns", "3 4 9"))
         writer.writerow(("b", "neighbour", 80, 80, 0, 8, 600, 600, "cuDNN", "0.5"))
         writer.writerow(("c", "drawn", 64, 64, 0, 8, 600, 77, "64x128/4/1/4/1/0", "0.25"))
-    found = search_known.read_known(tmp_path)
+    found = search_known.read_known(tmp_path / "tiles-known.csv")
     assert found == {
         (80, 80, 0, 8, 500, 500): {"64x64/4/2/0/1/0": 9.0},
         (80, 80, 0, 8, 600, 600): {"64x64/4/2/0/1/0": 2.0, "cuDNN": 0.5},
         (128, 128, 0, 8, 600, 600): {"64x64/4/2/0/1/0": 4.0},
         (64, 64, 0, 8, 600, 77): {"64x16/4/1/4/1/0": 0.25},  # held keys are a block of any size
     }
-    assert search_known.read_known(tmp_path / "nothing") == {}
+    assert search_known.read_known(tmp_path / "nothing.csv") == {}
 
 
 class _Samples:
@@ -145,7 +145,7 @@ def test_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     others = [(name, None) for name in (*search_known.PEERS, "copy")]
     monkeypatch.setattr(search_known.bench_gpu, "torch_contestants", lambda *a: others)
     search_known.run(tmp_path, tmp_path / "out", 600)
-    assert search_known.read_known(tmp_path / "out") == {
+    assert search_known.read_known(tmp_path / "out" / "tiles-known.csv") == {
         (48, 48, 0, 8, 500, 500): {"FlashAttention-2": 17, "cuDNN": 6, "64x64/4/2/0/1/0": 16},
         (64, 64, 0, 8, 500, 500): {"64x64/4/2/0/1/0": 27},
     }
@@ -154,4 +154,5 @@ def test_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 and lines[0].startswith(f"drawn {search_known.title_of(DRAWN[0])}: 6.0000 ms; in use 64x64")
     search_known.run(tmp_path, tmp_path / "none", -1)
-    assert "2 cases are left out" in capsys.readouterr().out and not search_known.read_known(tmp_path / "none")
+    assert "2 cases are left out" in capsys.readouterr().out
+    assert not search_known.read_known(tmp_path / "none" / "tiles-known.csv")

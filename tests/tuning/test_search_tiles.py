@@ -40,8 +40,8 @@ def test_shapes(few: int, causal: bool) -> None:
 
 def test_table(tmp_path: Path) -> None:
     """The committed samples give the committed table, and each sample is in it."""
-    for name in ("tiles", "tiles-known"):
-        shutil.copy(ROOT / "benchmarks" / f"{name}-h100.csv", tmp_path / f"{name}.csv")
+    for name, gpu in (("tiles", "h100"), ("tiles-known", "h100"), ("tiles-cluster", "h200")):
+        shutil.copy(ROOT / "benchmarks" / f"{name}-{gpu}.csv", tmp_path / f"{name}.csv")
     text = search_tiles.table_text(tmp_path)
     assert text == package_path(shape_table(90)).read_text()
     table = parse_shapes("x", json.loads(text))
@@ -50,7 +50,9 @@ def test_table(tmp_path: Path) -> None:
     assert len(any_size) == len(times)
     kept = [search_tiles.fastest_order(search_tiles.without_left_out(*x)) for x in times.items()]
     assert sum(len(m.ms) for m in any_size) == sum(map(len, kept))
-    known = search_known.read_known(tmp_path)
+    clusters = search_known.read_known(tmp_path / "tiles-cluster.csv")
+    assert [len(m.ms) for m in table.apart] == [len(search_tiles.fastest_order(ms)) for ms in clusters.values()]
+    known = search_known.read_known(tmp_path / "tiles-known.csv")
     fastest = {
         s: search_tiles.fastest_order(ms) for s, ms in known.items() if all(columns_computed(d) == d for d in s[:2])
     }
