@@ -139,26 +139,14 @@ def candidates(
     from onnx_fa.kernels.tiles.database import shape_table
     from onnx_fa.kernels.tiles.shapes import read_shapes
     from onnx_fa.kernels.triton.by_shape import expected, order_of, shape_of
-    from onnx_fa.kernels.triton.cluster import can_cluster
     from onnx_fa.kernels.triton.columns import columns_computed
-    from onnx_fa.kernels.triton.config import CLUSTER, MOST_SPLITS, PERSISTENT, TritonConfig, padded, power_of_two
-    from onnx_fa.kernels.triton.held import can_hold, with_all_keys
-    from onnx_fa.kernels.triton.overlapped import can_overlap
-    from onnx_fa.kernels.triton.persistent import can_persist
-    from onnx_fa.kernels.triton.specialised import can_specialise
-    from onnx_fa.kernels.triton.tiles import can_run, is_few, tuned
+    from onnx_fa.kernels.triton.config import MOST_SPLITS, PERSISTENT, TritonConfig, padded, power_of_two
+    from onnx_fa.kernels.triton.held import with_all_keys
+    from onnx_fa.kernels.triton.tiles import can_run, forms_of, is_few, tuned
 
     table, shape = read_shapes(shape_table(90)), shape_of(spec)
     assert table is not None and shape is not None
-    forms = {
-        CLUSTER: can_cluster(spec),
-        0: True,
-        1: can_overlap(spec),
-        2: can_specialise(spec),
-        PERSISTENT: can_persist(spec),
-        HELD: can_hold(spec),
-    }
-    few = is_few(spec)
+    forms, few = forms_of(spec), is_few(spec)
     used = tuned(spec, 90)[0]
 
     def ordered(BM: int, BN: int, warps: int, stages: int, overlap: int, splits: int = 1) -> TritonConfig:

@@ -44,11 +44,9 @@ def join_scores(view: GraphView, value: ir.Value, read: Callable[[ir.Value], Seq
         return None
     for q in (0, 1):
         k = 1 - q
-        products = (
-            align_products([p for _, p in parts], k)
-            if all(p.operands[q] is first.operands[q] for _, p in parts)
-            else None
-        )
+        if not all(p.operands[q] is first.operands[q] for _, p in parts):
+            continue
+        products = align_products([p for _, p in parts], k)
         if products is None:
             continue
         letter, letters = products[0].out[axis], products[0].letters

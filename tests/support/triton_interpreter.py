@@ -80,7 +80,7 @@ def run(
     ]
     outs = [torch.full(shape, math.nan, dtype=TYPES[element]) for shape, element in bound.results]
     heads = math.prod((*bound.batch, bound.Hq))
-    blocks = -(-bound.Sq // (rows_of_workgroup(folded, config) if form == "hold" else config.BM))
+    blocks = -(-bound.Sq // rows_of_workgroup(folded, config))
     rows = heads * bound.Sq
     with tempfile.TemporaryDirectory() as folder:
 

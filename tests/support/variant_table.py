@@ -149,7 +149,7 @@ GRAPHS: dict[str, tuple[str, str]] = {
     "past keys and values, appended": ("tests/support/spellings_layout.py", "the model's own Concat; no further copy"),
     "scores of parts of the keys, concatenated, and the probabilities cut again (Pegasus-X's local tokens)": (
         "tests/support/spellings_layout.py",
-        "K and V concatenated, which copies them; parts that blocks or heads share are repeated. no mask on a part alone",
+        "K and V concatenated, which copies them; parts that blocks or heads share are repeated; no mask on a part alone",
     ),
     "a static cache (ScatterND, ScatterElements, TensorScatter)": (
         "tests/support/spellings_layout.py",

@@ -13,9 +13,10 @@ from typing import Any
 from onnx_fa.derive.loop import MASS, MAXIMUM
 from onnx_fa.derive.terms import Term
 from onnx_fa.errors import UnsupportedError
+from onnx_fa.kernels.triton.combine import weigh_parts
 from onnx_fa.kernels.triton.config import CLUSTER, FEW, TritonConfig, power_of_two
 from onnx_fa.kernels.triton.expressions import Block
-from onnx_fa.kernels.triton.language import correction_of, output_of, statistic_of
+from onnx_fa.kernels.triton.language import output_of, statistic_of
 from onnx_fa.kernels.triton.program import RECEIVED, Program, combines_itself, loop_in, times
 from onnx_fa.kernels.triton.source import AttentionSource, accumulator
 from onnx_fa.spec.attention import AttentionSpec
@@ -119,14 +120,11 @@ class ClusterSource(AttentionSource):
         """The workgroup's columns of the output, an element `e` after the other: those of a row `r` side by side."""
         t, spec, splits, each = self.t, self.spec, self.config.splits, self.each
         part = t.let(f"others[None, :] * {rows} + r[:, None]")
-        most, total = (receive(t, f"{first} + {part}") for first in (sums, sums + splits * rows))
+        m, total = (receive(t, f"{first} + {part}") for first in (sums, sums + splits * rows))
         acc = receive(t, f"{part} * {each} + (e % {each})[:, None]")
-        correction = self.loop.one_walk.correction
-        if correction is not None:
-            # A part is corrected to the maximum of all as a block corrects what was before it.
-            m, most = most, t.let(f"tl.max({most}, 1)")
-            weight = t.let(correction_of(self, correction, f"{most}[:, None]", m))
-            total, acc = t.let(f"{weight} * {total}"), t.let(f"{acc} * {weight}")
+        most, weight = weigh_parts(self, self.loop, m, ", 1", "[:, None]")
+        if weight:
+            total, acc = f"{weight} * {total}", f"{acc} * {weight}"
         total, acc = t.let(f"tl.sum({total}, 1)"), t.let(f"tl.sum({acc}, 1)")
         result = output_of(self, self.loop, acc, total)
         out = self.operand("out", spec.canonical_shapes[3], spec.o_layout, lead)

@@ -36,6 +36,17 @@ def combine_last(places: Places, lead: list[str], loop: Loop) -> None:
     t.indent -= 1
 
 
+def weigh_parts(places: Places, loop: Loop, m: str, axis: str = "", column: str = "") -> tuple[str, str]:
+    """The maximum of all parts by theirs, `m`, and what each part is multiplied by: a part is corrected to that maximum as a block
+    corrects what was before it. "" where nothing is. `axis`: what says along which axis of `m` parts are; `column`: what gives the
+    maximum that axis again."""
+    correction = loop.one_walk.correction
+    if correction is None:
+        return m, ""
+    most = places.t.let(f"tl.max({m}{axis})")
+    return most, places.t.let(correction_of(places, correction, f"{most}{column}", m))
+
+
 def combine_rows(places: Places, loop: Loop, lead: list[str], rows: Sequence[str]) -> None:
     """The parts of some queries, weighed by their maxima. All loads come first, so that they go side by side."""
     t, spec, parts = places.t, places.spec, places.config.splits
@@ -48,15 +59,10 @@ def combine_rows(places: Places, loop: Loop, lead: list[str], rows: Sequence[str
         loaded.append((m, total, places.load(f"part + {at}[:, None] * {spec.Dv} + across[None, :]", narrow)))
     out = places.operand("out", spec.canonical_shapes[3], spec.o_layout, lead)
     for row, (m, total, acc) in zip(rows, loaded, strict=True):
-        most = m
-        if loop.one_walk.correction is not None:
-            # A part is corrected to the maximum of all as a block corrects what was before it.
-            most = t.let(f"tl.max({m})")
-            weight = t.let(correction_of(places, loop.one_walk.correction, most, m))
-            total = t.let(f"tl.sum({weight} * {total})")
-            acc = t.let(f"tl.sum({acc} * {weight}[:, None], 0)")
-        else:
-            total, acc = t.let(f"tl.sum({total})"), t.let(f"tl.sum({acc}, 0)")
+        most, weight = weigh_parts(places, loop, m)
+        if weight:
+            total, acc = f"{weight} * {total}", f"{acc} * {weight}[:, None]"
+        total, acc = t.let(f"tl.sum({total})"), t.let(f"tl.sum({acc}, 0)")
         result = output_of(places, loop, acc, total)
         start = t.let(places.moved(out, row, spec.Sq))
         t.do(f"tl.store({start} + {times('across', out.column)}, {result}.to(out.dtype.element_ty){mask})")

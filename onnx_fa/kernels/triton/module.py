@@ -171,14 +171,11 @@ def program_of(
     """The source of a spec (already folded) in the form that the tiles name; `tf32`: of f32 with single products of tf32; `skips`:
     which blocks of keys may be left out, if not all that can be; `loop`: what is carried, if not what is derived. Raises
     UnsupportedError where they cannot be."""
-    if config.overlap in (0, HELD):
-        products = f32_products(config.BM, config.warps, arch, tf32=tf32)
-        plain = HeldSource if config.overlap else AttentionSource
-        return plain(spec, config, symbol, products=products, skips=skips, loop=loop).program()
-    if arch // 10 != 9:
+    if config.overlap not in (0, HELD) and arch // 10 != 9:
         raise UnsupportedError("the overlapped form is Hopper's")
-    if config.overlap == CLUSTER:
+    plain = {0: AttentionSource, HELD: HeldSource, CLUSTER: ClusterSource}.get(config.overlap)
+    if plain is not None:
         products = f32_products(config.BM, config.warps, arch, tf32=tf32)
-        return ClusterSource(spec, config, symbol, products=products, skips=skips, loop=loop).program()
+        return plain(spec, config, symbol, products=products, skips=skips, loop=loop).program()
     form = {1: OverlappedSource, 2: SpecialisedSource, 3: PersistentSource}[config.overlap]
     return form(spec, config, symbol, skips=skips, loop=loop).program()

@@ -126,12 +126,12 @@ def _by_workgroups(spec: AttentionSpec, tiles: Tiles) -> Tiles:
 
 def _can_take(spec: AttentionSpec, tiles: Tiles, arch: int, plain_form: bool) -> bool:
     """Whether tiles of the table of shapes are for a spec."""
-    forms, tiles = _forms(spec, plain_form), with_all_keys(tiles, spec.Skv)
+    forms, tiles = forms_of(spec, plain_form=plain_form), with_all_keys(tiles, spec.Skv)
     of_size = (tiles["BM"] <= FEW) == is_few(spec)
     return of_size and forms[tiles["overlap"]] and can_run(spec, TritonConfig(**tiles), arch)
 
 
-def _forms(spec: AttentionSpec, plain_form: bool) -> dict[int, bool]:
+def forms_of(spec: AttentionSpec, *, plain_form: bool = False) -> dict[int, bool]:
     """Whether each form is for a spec; `plain_form`: no other than that one is wanted."""
     others = {1: can_overlap, 2: can_specialise, PERSISTENT: can_persist, HELD: can_hold, CLUSTER: can_cluster}
     return {0: True, **{form: not plain_form and can(spec) for form, can in others.items()}}
@@ -160,7 +160,7 @@ def fitting(spec: AttentionSpec, *, plain_form: bool = False) -> Callable[[Tiles
     """Which tiles are for a spec (already folded); of the plain form alone, if so."""
     plain = not alike(spec).masks and not spec.mods
     keys = spec.Skv if plain and isinstance(spec.Skv, int) else max(OVERLAP_KEYS.values())
-    carried = _forms(spec, plain_form)
+    carried = forms_of(spec, plain_form=plain_form)
     forms = [f for f, least in OVERLAP_KEYS.items() if carried[f] and keys >= least]
     idle = leaves_idle(spec)
     least = 128 if scans_few_keys(spec) and not idle else FEW + 1
@@ -178,11 +178,9 @@ def can_run(spec: AttentionSpec, config: TritonConfig, arch: int) -> bool:
     d, dv, size = padded(spec.D), padded(spec.Dv), 4
     if spec.dtype != "f32":
         d, dv, size = columns_computed(spec.D), columns_computed(spec.Dv), 2
-    buffers, queries = (config.stages, 1) if config.overlap else (config.stages - 1, 0)
+    buffers, queries = (config.stages - 1, 0) if config.overlap in (0, CLUSTER) else (config.stages, 1)
     if config.overlap == HELD:
         buffers, queries = 1, config.stages
-    if config.overlap == CLUSTER:
-        buffers, queries = config.stages - 1, 0
     shared = size * (buffers * config.BN * (d + dv) + queries * config.BM * d)
     part = {2: config.BM // 2, PERSISTENT: WARPGROUP_ROWS}.get(config.overlap, config.BM)
     most = MOST_ACCUMULATORS
