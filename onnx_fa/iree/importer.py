@@ -37,6 +37,7 @@ from onnx_fa.iree.legalise.broadcasts import doubtful_sizes, write_checks
 from onnx_fa.iree.legalise.channels_last import put_channels_last
 from onnx_fa.iree.legalise.conv_epilogues import fuse_epilogues
 from onnx_fa.iree.legalise.conv_transpose import write_shuffled
+from onnx_fa.iree.legalise.few_rows import join_few_rows
 from onnx_fa.iree.legalise.input_sizes import named_sizes
 from onnx_fa.iree.legalise.joined_products import join_products
 from onnx_fa.iree.legalise.known_operands import known_bounds, write_known_operands
@@ -132,6 +133,7 @@ def import_mlir(
     fuse_epilogues(proto, held, target=target)
     fuse_rounded(proto, held, target=target)  # takes norms of its own
     norms = find_norm_sites(proto, held, target=target)
+    linear, norms = join_few_rows(proto, held, target=target, linear=linear, norms=norms)
     find_rotations(proto, held, target=target)
     widen_sums(proto, held)
     packed_wrongly = keep_rows_apart(proto, held, target=target)

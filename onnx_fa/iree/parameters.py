@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,8 +39,10 @@ class WeightImporter:
         self.parameters: list[Parameter] = []
         self.branches = False
         """Whether functions that are called choose between dispatches when they run."""
-        self.filled: set[str] = set()
-        """Constant vectors of one number throughout, where there are branches."""
+        self.filled: dict[str, int | float] = {}
+        """The number of each constant vector of one number throughout, where there are branches."""
+        self._kept: dict[str, str] = {}
+        """The globals of those that kernels read."""
         self.computed: frozenset[str] = frozenset()
         """Values of constants alone, where the compiler cannot compute what a kernel makes of them."""
         self._keys: set[str] = set()
@@ -58,13 +61,26 @@ class WeightImporter:
         if self.branches and len(weight.dims) == 1:
             numbers = (tensor or ir.serde.deserialize_tensor(weight)).numpy()
             if numbers.size and (numbers == numbers[0]).all():
-                self.filled.add(name)
+                self.filled[name] = numbers[0].item()
         return None if tensor is None else self._constant(weight, name, tensor, block)
 
     def keep(self, name: str, value: Any) -> Any:
-        """The builtin tensor of a weight. A filled vector is hidden from the compiler: where dispatches read two of them before
-        a branch and behind it, it would fill the second one in between, where it cannot (filled_twice.mlir)."""
-        return _hidden(value) if name in self.filled else value
+        """The builtin tensor of a weight. A filled vector is a global that the compiler does not see through: where dispatches read
+        two of them before a branch and behind it, it would fill the second one in between, where it cannot (filled_twice.mlir). A
+        barrier would hide it as well, and divide what the run submits at once."""
+        number = self.filled.get(name)
+        if number is None:
+            return value
+        if not math.isfinite(number):
+            return _hidden(value)
+        if name not in self._kept:
+            self._kept[name] = str(mlir.StringAttr.get(f"filled {len(self._kept)}"))
+            made = mlir.Operation.parse(
+                f"util.global private @{self._kept[name]} <{{inlining_policy = #util.inline.never}}> = "
+                f"dense<{number!r}> : {value.type}"
+            )
+            mlir.InsertionPoint(self._function).insert(made)
+        return util.GlobalLoadOp(value.type, mlir.StringAttr.parse(self._kept[name]).value).result
 
     def keep_for_run(self, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
         """What a kernel reads. Where all of that are constants, as of the queries that a detector has learned, the first one is

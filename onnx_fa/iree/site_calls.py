@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +15,21 @@ from onnx_fa.iree.kernel_calls import called_kernel
 from onnx_fa.iree.kernel_report import LinearReport
 from onnx_fa.iree.legalise.channel_norm import CHANNEL_STATISTICS, channel_statistics_of
 from onnx_fa.iree.legalise.convolutions import CONV_SITE, window_of
+from onnx_fa.iree.legalise.few_rows import FUSED_LINEAR
 from onnx_fa.iree.legalise.recurrent_steps import RECURRENT_STEPS, recurrent_steps_of
+from onnx_fa.iree.legalise.rotated_rows import ROTATED_ROWS, rotated_spec_of
 from onnx_fa.iree.legalise.top_k import TOP_K_SITE
 from onnx_fa.iree.legalise.writer import attributes_of
-from onnx_fa.iree.mlir_values import builtin_of, call_function, cast_to, dims_of, element_of, make_op, to_builtin
+from onnx_fa.iree.mlir_values import (
+    builtin_of,
+    call_function,
+    cast_to,
+    dims_of,
+    element_of,
+    make_op,
+    tensor_of,
+    to_builtin,
+)
 from onnx_fa.iree.parameters import WeightImporter
 from onnx_fa.kernels.cpu.channel_norm import ChannelStatistics
 from onnx_fa.kernels.cpu.joined_product import JoinedProduct
@@ -27,6 +39,8 @@ from onnx_fa.kernels.cpu.top_k import TopK
 from onnx_fa.kernels.cpu.window import emit_window
 from onnx_fa.kernels.cpu.window_body import y_of
 from onnx_fa.kernels.tiles.origin import BY_RULE
+from onnx_fa.spec.fused_linear import FusedLinear, fused_name
+from onnx_fa.spec.rotated import rotated_name
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import Dim
 
@@ -37,8 +51,9 @@ except ImportError as _error:
 
 
 class CallingImporter(CheckedImporter):
-    """The importer plus ChannelStatistics, ConvSite, JoinedProduct, IndexedProduct, RecurrentSteps, RotatedHeads, ResampledPlanes,
-    SequenceSite, TopKSite, and what a call of any kernel takes."""
+    """The importer plus ChannelStatistics, ConvSite, FusedLinear, JoinedProduct, IndexedProduct, RecurrentSteps, RotatedHeads,
+    RotatedRows,
+    ResampledPlanes, SequenceSite, TopKSite, and what a call of any kernel takes."""
 
     __slots__ = ["functions", "reports", "target", "weights"]
     weights: WeightImporter
@@ -72,6 +87,26 @@ class CallingImporter(CheckedImporter):
     _handle_node_JoinedProduct = _handle_node_IndexedProduct = _handle_called
     _handle_node_RotatedHeads = _handle_node_ResampledPlanes = _handle_called
     _handle_node_SequenceSite = _handle_called
+
+    def _handle_node_RotatedRows(self, node: onnx.NodeProto) -> bool:
+        if op_of(node) != ROTATED_ROWS:
+            return False
+        from onnx_fa.kernels.triton.rotate import emit_rotated  # for CUDA alone
+
+        spec = rotated_spec_of(self._dims_and_types(node), attributes_of(node))
+        self.functions.update(emit_rotated(spec))
+        self._call_site(node, rotated_name(spec), [tensor_of(shape, dtype) for shape, dtype in spec.results])
+        return True
+
+    def _handle_node_FusedLinear(self, node: onnx.NodeProto) -> bool:
+        if op_of(node) != FUSED_LINEAR:
+            return False
+        from onnx_fa.kernels.triton.fused_linear import emit_fused  # for CUDA alone
+
+        spec = FusedLinear.from_dict(json.loads(attributes_of(node)["spec"]))
+        self.functions.update(emit_fused(spec))
+        self._call_site(node, fused_name(spec), [tensor_of(shape, dtype) for shape, dtype in spec.results])
+        return True
 
     def _handle_node_TopKSite(self, node: onnx.NodeProto) -> bool:
         if op_of(node) != TOP_K_SITE:

@@ -25,7 +25,7 @@ from onnx_fa.spec.expr import Tensor
 from onnx_fa.spec.linear import Bits, LinearSpec, biased, linear_name, multiply, unpacked, weight_of
 from onnx_fa.spec.target import parse_target
 from onnx_fa.spec.terms import TensorArg
-from tests.support.linear_cases import CASES, SIZES, bound, draw
+from tests.support.linear_cases import CASES, FUSED, SIZES, bound, draw
 from tests.support.triton_sources import triton_sources
 
 ROOT = Path(__file__).parents[2]
@@ -36,12 +36,15 @@ TOLERANCE = {"f32": 3e-7, "f16": 4e-4}
 
 def test_numbers() -> None:
     """The source, run in the interpreter, is within its rounding of float64."""
-    names = [name for name, spec in CASES.items() if "bf16" not in spec.operand_dtypes and not spec.is_of_bytes]
-    command = [sys.executable, "-m", "tests.support.linear_interpreter", *names]
+    types = {
+        name: spec.dtype for name, spec in CASES.items() if "bf16" not in spec.operand_dtypes and not spec.is_of_bytes
+    }
+    types |= {name: spec.product.dtype for name, spec in FUSED.items()}
+    command = [sys.executable, "-m", "tests.support.linear_interpreter", *types]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert {n: d for n, d in found.items() if not d <= TOLERANCE[CASES[n].dtype]} == {}
+    assert {n: d for n, d in found.items() if not d <= TOLERANCE[types[n]]} == {}
 
 
 def test_meaning() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
+from onnx_fa.spec.dtypes import NUMPY
 from onnx_fa.spec.expr import SCORE, Apply, Tensor
-from onnx_fa.spec.linear import Bits, LinearSpec, biased
+from onnx_fa.spec.fused_linear import FusedLinear
+from onnx_fa.spec.linear import Bits, LinearSpec, biased, followed
 from onnx_fa.spec.linear_cases import GELU, RESIDUAL, draw_linear
+from onnx_fa.spec.norm import NormSpec
 from onnx_fa.spec.terms import TensorArg
 
 _BIASED = Apply("Add", SCORE, Tensor(0))
@@ -34,6 +39,11 @@ CASES: dict[str, LinearSpec] = {
     "bits4_zeros": biased(LinearSpec((1, 1), 192, 72, "f16", True, Bits(4, 64, "f16", "packed"))),
     "bits4_float_zeros": LinearSpec((33,), 96, 40, "f32", True, Bits(4, 16, "f32", "f32")),
     "bits8": LinearSpec((3,), 128, 48, "f32", True, Bits(8, 32, "f32", "packed")),
+    "bits4_row": LinearSpec((1,), 288, 75, "f32", True, Bits(4, 32, "f32")),
+    "bits4_rows": LinearSpec((4,), 256, 41, "bf16", True, Bits(4, 128, "f32", "bf16")),
+    "bits2_row": biased(LinearSpec((1, 1), 192, 40, "f32", True, Bits(2, 32, "f16", "packed"))),
+    "bits2_rows": LinearSpec((2,), 192, 40, "f16", True, Bits(2, 16, "f32")),
+    "bits8_row": LinearSpec((1,), 160, 36, "f16", True, Bits(8, 32, "f32", "f32"), parts=(16, 20)),
     "bits2_dynamic": LinearSpec(("b", "s"), 128, 48, "f16", True, Bits(2, 32, "f16", "packed")),
     "bits4_bfloat": LinearSpec(("b", 1), 256, 96, "bf16", True, Bits(4, 128, "bf16")),
     "gelu": LinearSpec((2, 50), 64, 100, "f32", then=GELU, tensors=(TensorArg((100,)),)),
@@ -63,6 +73,29 @@ CASES: dict[str, LinearSpec] = {
     ),
     "bytes_row": LinearSpec((1, 1), 256, 64, "u8", zero=True),
 }
+_ROW = LinearSpec((1, 1), 288, 74, "f32", True, Bits(4, 32, "f32", "packed"))
+_ROWS = LinearSpec((1, 3), 192, 40, "f16", True, Bits(4, 64, "f16"))
+_RMS = NormSpec((1, 1), 288, "f32", "f32", 1e-5, centred=False, scale="f32")
+_SILU = Apply("Mul", SCORE, Apply("Sigmoid", SCORE))
+_TIMES = Apply("Mul", SCORE, Tensor(0))
+FUSED: dict[str, FusedLinear] = {
+    "normed": FusedLinear(_ROW, _RMS),
+    "normed_bare": FusedLinear(
+        replace(biased(_ROWS), parts=(16, 24)), NormSpec((1, 3), 192, "f32", "f16", 1e-6, False)
+    ),
+    "gated_pair": FusedLinear(
+        followed(_ROW, _TIMES, (TensorArg((1, 1, 74)),)),
+        None,
+        replace(biased(_ROW), then=Apply("Mul", SCORE, Tensor(0))),
+    ),
+    "normed_pair": FusedLinear(
+        followed(biased(_ROWS), _TIMES, (TensorArg((1, 3, 40), "f16"),)),
+        NormSpec((1, 3), 192, "f16", "f16", 1e-5, False, "f16"),
+        replace(_ROWS, then=_SILU),
+        1,
+    ),
+}
+"""Of a few rows, with a norm in front and a gate beside them."""
 SIZES = ({"b": 1, "s": 1}, {"b": 2, "s": 37})
 
 
@@ -75,3 +108,19 @@ def draw(spec: LinearSpec, lead: tuple[int, ...], seed: int = 0, size: float = 1
     """Operands, of x with these dims before the last, and numbers of that size."""
     sizes = {d: n for d, n in zip(spec.lead, lead, strict=True) if isinstance(d, str)}
     return draw_linear(spec.bind(sizes), seed, size=size)
+
+
+def draw_fused(spec: FusedLinear, seed: int = 0, size: float = 1.0) -> list[npt.NDArray[Any]]:
+    """Operands, and numbers of x of that size."""
+    product = draw_linear(spec.product, seed, size=size)
+    given = dict(zip(spec.product.operand_names(), product, strict=True))
+    if spec.gate is not None:
+        gate = draw_linear(spec.gate, seed + 1)[1:]
+        many = len(gate) - len(spec.gate.tensors)
+        names = spec.gate.operand_names("u")[1:]
+        given |= zip([*(f"g{name}" for name in names[:many]), *names[many:]], gate, strict=True)
+    if spec.norm is not None:
+        rng = np.random.default_rng(seed)
+        given["x"] = given["x"].astype(NUMPY[spec.norm.dtype])
+        given["gain"] = rng.uniform(0.5, 1.5, spec.norm.N).astype(NUMPY[spec.norm.scale or "f32"])
+    return [given[name] for name in spec.operand_names()]

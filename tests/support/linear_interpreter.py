@@ -15,11 +15,13 @@ os.environ["TRITON_INTERPRET"] = "1"
 import numpy as np
 import torch
 
+from onnx_fa.kernels.triton.linear_bits import FewBitsSource
 from onnx_fa.kernels.triton.linear_few import MOST_ROWS, FewConfig, FewRowsSource
 from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource
 from onnx_fa.kernels.triton.ptx import load_function
+from onnx_fa.spec.fused_linear import FusedLinear, multiply_fused
 from onnx_fa.spec.linear import LinearSpec, multiply
-from tests.support.linear_cases import CASES, SIZES, bound, draw
+from tests.support.linear_cases import CASES, FUSED, SIZES, bound, draw, draw_fused
 from tests.support.quick_interpreter import quicken
 
 quicken()
@@ -35,8 +37,12 @@ def run(spec: LinearSpec, lead: tuple[int, ...], operands: list[Any]) -> Any:
     rows, step = int(np.prod(lead)), 16 * (spec.bits.places if spec.bits else 1)
     few = spec.rows is not None and spec.rows <= MOST_ROWS
     splits = 3 if is_cut(spec) else 1
-    config = FewConfig(32, step, 3) if few else LinearConfig(16, 32, step, 4, 1, splits)
-    if isinstance(config, FewConfig):
+    config: FewConfig | LinearConfig = LinearConfig(16, 32, step, 4, 1, splits)
+    if few:
+        config = FewConfig(4, 4 * step, 1) if spec.bits else FewConfig(32, step, 3)
+    if isinstance(config, FewConfig) and spec.bits is not None:
+        program = FewBitsSource(FusedLinear(spec), config, "linear").program()
+    elif isinstance(config, FewConfig):
         program = FewRowsSource(spec, config, "linear").program()
     else:
         program = LinearSource(spec, config, "linear", "ieee").program()
@@ -56,8 +62,33 @@ def run(spec: LinearSpec, lead: tuple[int, ...], operands: list[Any]) -> Any:
     return torch.cat(outs, 1).numpy().reshape(*lead, spec.N)
 
 
+def run_fused(spec: FusedLinear, operands: list[Any]) -> Any:
+    """y (*lead, N), by small tiles."""
+    product = spec.product
+    assert product.rows is not None and product.bits is not None
+    program = FewBitsSource(spec, FewConfig(8, 64 * product.bits.places, 1), "fused").program()
+    dtype = torch.float32 if product.dtype == "f32" else torch.float16
+    outs = [torch.full((product.rows, columns), float("nan"), dtype=dtype) for columns in product.widths]
+    inputs = [torch.from_numpy(np.ascontiguousarray(x.view(np.int8) if x.dtype == np.uint8 else x)) for x in operands]
+    with tempfile.TemporaryDirectory() as folder:
+        load_function(program, Path(folder))[(-(-product.N // 8), 1)](*inputs, *outs, product.rows)
+    return torch.cat(outs, 1).numpy().reshape(*product.lead, product.N)
+
+
+def fused_distance(spec: FusedLinear) -> float:
+    """The largest relative distance, of rows whose squares no f32 holds too."""
+    found = 0.0
+    for size in (1.0, *[1e25] * (spec.norm is not None and spec.norm.dtype == "f32")):
+        operands = draw_fused(spec, size=size)
+        want = multiply_fused(spec, operands)
+        found = max(found, float(np.linalg.norm(run_fused(spec, operands) - want) / np.linalg.norm(want)))
+    return found
+
+
 def distance(name: str) -> float:
     """The largest relative distance of the results, of all sizes."""
+    if name in FUSED:
+        return fused_distance(FUSED[name])
     spec, found = CASES[name], 0.0
     for lead in dict.fromkeys(bound(spec, sizes) for sizes in SIZES):
         operands = draw(spec, lead)

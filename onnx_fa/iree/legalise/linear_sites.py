@@ -323,7 +323,7 @@ def _unflattened(g: GraphWriter, product: _Product) -> _Product | None:
 def _nodes_of(g: GraphWriter, product: _Product, target: Target) -> tuple[list[onnx.NodeProto], LinearSpec]:
     """The node of a site, and what brings its weight into the layout of the target; and the spec in that layout."""
     spec, inputs, start = product.spec, list(product.inputs), len(g.nodes)
-    hint = g.graph.node[product.places[0]].name or "Linear"
+    hint = g.graph.node[product.places[0]].name or product.value  # as the report names it
     if product.beside:
         inputs[1:] = [
             _beside(g, names, spec, hint) for names in zip(*(p.inputs[1:] for p in product.beside), strict=True)

@@ -1,6 +1,7 @@
-"""A linear site of one row, or a few that are known: what takes the time is reading the weight, once. A workgroup has BN columns
-and a part of K. It multiplies without tensor cores: each thread adds up the numbers that it reads, and threads are added up at
-the end. Of the workgroups that share columns the last to come adds their parts in order."""
+"""A linear site of one row, or a few that are known, by a weight of floats (by few bits: linear_bits.py): what takes the time is
+reading the weight, once. A workgroup has BN columns and a part of K. It multiplies without tensor cores: each thread adds up the
+numbers that it reads, and threads are added up at the end. Of the workgroups that share columns the last to come adds their parts
+in order."""
 
 from __future__ import annotations
 
@@ -33,9 +34,7 @@ class FewConfig:
 def few_config(spec: LinearSpec) -> FewConfig:
     """Tiles of 16 KiB, which go along memory: wide where the weight is (K, N), deep where it is (N, K)."""
     size = {"f32": 4}.get(spec.dtype, 2)
-    if spec.bits is not None:
-        BN, BK = 16, min(256 * spec.bits.places, power_of_two(spec.K))
-    elif spec.transposed:
+    if spec.transposed:
         BN, BK = 16, min(1024 // size, power_of_two(spec.K))
     else:
         BN, BK = 128 // size, 128
@@ -56,7 +55,7 @@ class FewRowsSource:
 
     def program(self) -> Program:
         t, spec, config = self.t, self.spec, self.config
-        shape = [config.BN, self.width] if spec.transposed else [self.width, config.BN]
+        shape = [config.BN, config.BK] if spec.transposed else [config.BK, config.BN]
         t.do("pid = tl.program_id(0)")
         t.do("split = tl.program_id(1)")
         t.do(f"left = pid * {config.BN}")
@@ -76,24 +75,16 @@ class FewRowsSource:
         shared = [("count", "i32"), ("part", "f32")] if config.splits > 1 else []
         return linear_program(spec, self.name, t, shared)
 
-    @property
-    def width(self) -> int:
-        """Numbers along K in a tile: those of a byte are added up at once."""
-        return self.config.BK // (self.spec.bits.places if self.spec.bits else 1)
-
     def step(self) -> None:
         """BK numbers of the rows and columns."""
-        t, spec, config, bits = self.t, self.spec, self.config, self.spec.bits
-        places = bits.places if bits else 1
-        t.do(
-            f"at = k // {places} + tl.arange(0, {self.width})" if places > 1 else f"at = k + tl.arange(0, {self.width})"
-        )
-        inside = "" if spec.K % config.BK == 0 else f"at < {spec.K // places}"
-        for place, w in enumerate(Weights(t, spec).tiles(inside)):
-            for r in self.rows:
-                mask = f", mask={inside}, other=0.0" if inside else ""
-                x = t.let(f"tl.load(x + {r * spec.K + place} + at * {places}{mask}).to(tl.float32)")
-                t.do(f"acc{r} += {w} * {x}{self.across}")
+        t, spec, config = self.t, self.spec, self.config
+        t.do(f"at = k + tl.arange(0, {config.BK})")
+        inside = "" if spec.K % config.BK == 0 else f"at < {spec.K}"
+        (w,) = Weights(t, spec).tiles(inside)
+        for r in self.rows:
+            mask = f", mask={inside}, other=0.0" if inside else ""
+            x = t.let(f"tl.load(x + {r * spec.K} + at{mask}).to(tl.float32)")
+            t.do(f"acc{r} += {w} * {x}{self.across}")
 
     def finish(self) -> None:
         t, spec, config = self.t, self.spec, self.config

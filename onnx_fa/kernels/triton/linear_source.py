@@ -6,7 +6,7 @@ A weight of a few bits is widened in registers, a place of the bytes of a row af
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx_fa.errors import UnsupportedError
@@ -128,12 +128,24 @@ def linear_program(spec: LinearSpec, name: str, t: Block, shared: Sequence[tuple
     return write_program(name, [*operands, *shared, *outs], {"rows": ROWS}, t.lines)
 
 
-def write_then(t: Block, spec: LinearSpec, total: str, at: str, mask: str) -> str:
-    """What becomes of a tile of sums, which stand at `at` of the result. `mask` is what loads from there are followed by."""
-    known: dict[ScoreExpr, str] = {SCORE: total}
+def write_then(
+    t: Block,
+    spec: LinearSpec,
+    total: str,
+    at: str,
+    mask: str,
+    *,
+    tensors: str = "t",
+    given: Mapping[int, str] | None = None,
+) -> str:
+    """What becomes of a tile of sums, which stand at `at` of the result. `mask` is what loads from there are followed by, `tensors`
+    what the names of tensors begin with; those that are `given` are not loaded."""
+    known: dict[ScoreExpr, str] = {SCORE: total, **{Tensor(i): value for i, value in (given or {}).items()}}
     for i, tensor in enumerate(spec.tensors):
+        if Tensor(i) in known:
+            continue
         place = "column[None, :]" if len(tensor.shape) == 1 else at
-        known[Tensor(i)] = t.let(f"tl.load(t{i} + {place}{mask if place == at else ''}).to(tl.float32)")
+        known[Tensor(i)] = t.let(f"tl.load({tensors}{i} + {place}{mask if place == at else ''}).to(tl.float32)")
     return Expressions(t, "rows", spec.N, spec.tensors, exact_tanh=True).emit(spec.then, known.get)
 
 
@@ -157,8 +169,9 @@ class Weights:
     """Loads tiles of a weight: of the numbers `at` of K and of columns `column`, (columns, numbers) where it is transposed. Of a
     weight of a few bits `at` counts bytes."""
 
-    def __init__(self, t: Block, spec: LinearSpec) -> None:
-        self.t, self.spec = t, spec
+    def __init__(self, t: Block, spec: LinearSpec, prefix: str = "") -> None:
+        """`prefix`: what the names of its operands begin with."""
+        self.t, self.spec, self.prefix = t, spec, prefix
 
     def tiles(self, inside: str, type_: str = "tl.float32") -> list[str]:
         """The tile, or that of each place of a byte. `inside`: which of `at` there are, "" for all."""
@@ -167,16 +180,18 @@ class Weights:
         far = ".to(tl.int64)" if depth * spec.N >= 1 << 31 else ""
         if not spec.transposed:
             mask = f", mask=({inside})[:, None], other=0.0" if inside else ""
-            return [t.let(f"tl.load(w + at{far}[:, None] * {spec.N} + column[None, :]{mask}).to({type_})")]
+            return [t.let(f"tl.load({self.prefix}w + at{far}[:, None] * {spec.N} + column[None, :]{mask}).to({type_})")]
         mask = f", mask=({inside})[None, :], other=0" if inside else ""
-        read = t.let(f"tl.load(w + column{far}[:, None] * {depth} + at[None, :]{mask})")
+        read = t.let(f"tl.load({self.prefix}w + column{far}[:, None] * {depth} + at[None, :]{mask})")
         if bits is None:
             return [t.let(f"{read}.to({type_})")]
         packed = t.let(f"{read}.to(tl.int32) & 255")
         block = t.let(f"at // {bits.block // bits.places}")
         if inside:
             block = t.let(f"tl.minimum({block}, {spec.blocks - 1})")
-        scale = t.let(f"tl.load(scale + column[:, None] * {spec.blocks} + {block}[None, :]).to(tl.float32)")
+        scale = t.let(
+            f"tl.load({self.prefix}scale + column[:, None] * {spec.blocks} + {block}[None, :]).to(tl.float32)"
+        )
         zero, found = self.zero_point(block), []
         for place in range(bits.places):
             number = f"({packed} >> {bits.bits * place})" if place else packed
@@ -191,8 +206,12 @@ class Weights:
         if not bits.zeros:
             return f"{bits.middle}.0"
         if bits.zeros != "packed":
-            return t.let(f"tl.load(zero + column[:, None] * {spec.blocks} + {block}[None, :]).to(tl.float32)")
+            return t.let(
+                f"tl.load({self.prefix}zero + column[:, None] * {spec.blocks} + {block}[None, :]).to(tl.float32)"
+            )
         row = -(-spec.blocks // bits.places)
-        stored = t.let(f"tl.load(zero + column[:, None] * {row} + ({block} // {bits.places})[None, :]).to(tl.int32)")
+        stored = t.let(
+            f"tl.load({self.prefix}zero + column[:, None] * {row} + ({block} // {bits.places})[None, :]).to(tl.int32)"
+        )
         shift = f"({block} % {bits.places} * {bits.bits})[None, :]"
         return t.let(f"(({stored} >> {shift}) & {(1 << bits.bits) - 1}).to(tl.float32)")

@@ -49,7 +49,11 @@ class NormSource:
             t.do("v = rounded.to(tl.float32)")
         if spec.gives_sum:
             t.do("tl.store(out1 + at, rounded, mask=inside)")
-        epsilon = self.keep_finite() if spec.dtype != "f16" else f"{float(spec.epsilon)!r}"
+        small = keep_finite(t, spec, "v", 1)
+        epsilon = f"{float(spec.epsilon)!r}"
+        if small:
+            t.do(f"v *= {small}[:, None]")
+            epsilon += f" * {small} * {small}"
         if spec.centred:
             t.do(f"v -= (tl.sum(v, 1) / {spec.N})[:, None]")
             if self.padded:
@@ -62,18 +66,28 @@ class NormSource:
         outs = [(f"out{i}", element_type(dtype)) for i, (_, dtype) in enumerate(spec.results)]
         return write_program(self.name, [*operands, *outs], {"rows": ROWS}, t.lines)
 
-    def keep_finite(self) -> str:
-        """Makes rows small whose squares f32 does not hold, which changes no norm. Returns the epsilon of such rows. Infinities
-        stay what they are."""
-        t = self.t
-        t.do("largest = tl.max(tl.abs(v), 1)")
-        t.do(f"small = tl.where((largest > 1e15) & (largest < float('inf')), {_SMALL!r}, 1.0)")
-        t.do("v *= small[:, None]")
-        return f"{float(self.spec.epsilon)!r} * small * small"
-
     def scale_and_shift(self) -> None:
         mask = f", mask=n < {self.spec.N}, other=0.0" if self.padded else ""
         if self.spec.scale:
             self.t.do(f"y *= tl.load(scale + n{mask}).to(tl.float32)")
         if self.spec.bias:
             self.t.do(f"y += tl.load(bias + n{mask}).to(tl.float32)")
+
+
+def keep_finite(t: Block, spec: NormSpec, v: str, axis: int) -> str:
+    """What makes rows small whose squares f32 does not hold, which changes no norm; "" where there are none. Infinities stay what
+    they are. `v` are rows along `axis`."""
+    if spec.dtype == "f16":
+        return ""
+    t.do(f"largest = tl.max(tl.abs({v}), {axis})")
+    t.do(f"small = tl.where((largest > 1e15) & (largest < float('inf')), {_SMALL!r}, 1.0)")
+    return "small"
+
+
+def write_reciprocal(t: Block, spec: NormSpec, v: str, axis: int) -> tuple[str, str]:
+    """What numbers of a row that is not centred are to be multiplied by, before and behind all sums: a power of two, and the
+    reciprocal of the root of their mean square."""
+    small = keep_finite(t, spec, v, axis) or "1.0"
+    t.do(f"{v} *= {small}")
+    square = t.let(f"tl.sum({v} * {v}, {axis}) / {spec.N}")
+    return small, f"1.0 / tl.sqrt_rn({square} + {float(spec.epsilon)!r} * {small} * {small})"
