@@ -22,8 +22,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from onnx_fa.kernels.triton.few_source import FewConfig
 from onnx_fa.kernels.triton.linear_bits import FewBitsSource, few_bits_config
-from onnx_fa.kernels.triton.linear_few import FewConfig
 from onnx_fa.kernels.triton.ptx import load_function
 from onnx_fa.spec.expr import SCORE, Apply, Tensor
 from onnx_fa.spec.fused_linear import FusedLinear, multiply_fused

@@ -23,15 +23,18 @@ from onnx_fa.iree.legalise.norm_sites import find_norm_sites
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.legalise.writer import attributes_of
 from onnx_fa.kernels.triton.fused_linear import emit_fused, takes
+from onnx_fa.spec.expr import SCORE, Apply, Tensor
 from onnx_fa.spec.fused_linear import FusedLinear, multiply_fused
-from onnx_fa.spec.linear import LinearSpec
+from onnx_fa.spec.linear import Bits, LinearSpec, followed
 from onnx_fa.spec.norm import NormSpec
 from onnx_fa.spec.target import parse_target
+from onnx_fa.spec.terms import TensorArg
 from tests.support.linear_cases import FUSED, draw_fused
 from tests.support.triton_sources import triton_sources
 
 CUDA = parse_target("cuda")
 K, BLOCK = 64, 32
+_TIMES = Apply("Mul", SCORE, Tensor(0))
 NORM = "n = SimplifiedLayerNormalization <epsilon = 1e-6> (x, g) "
 PAIR = "a = BITS(n, w1, s1) b = BITS(n, w2, s2) i = Sigmoid(a) j = Mul(a, i) h = Mul(j, b) "
 DOWN = "d = BITS(h, w3, s3) y = Add(d, x)"
@@ -45,6 +48,8 @@ JOINED = {
     "gate_is_up": (WHOLE.replace("Mul(j, b)", "Mul(b, j)"), [(True, True)]),
     "relu": (NORM + "a = BITS(n, w1, s1) b = BITS(n, w2, s2) j = Relu(b) h = Mul(a, j) " + DOWN, [(True, True)]),
     "through": (NORM.replace("n =", "m =") + "n = Identity(m) " + PAIR + DOWN, [(True, True)]),
+    "floats": (NORM + "a = MatMul(n, f) y = Neg(a)", [(True, False)]),
+    "some_read_floats": (NORM + "a = BITS(n, w1, s1) b = MatMul(n, f) c = Neg(a) y = Sub(c, b)", [(True, False)] * 2),
     "norm_is_read": (WHOLE.replace("Add(d, x)", "Add(d, n)"), [(False, True)]),
     "norm_is_centred": (WHOLE.replace("SimplifiedLayerNormalization", "LayerNormalization"), [(False, True)]),
     "gate_is_read": (WHOLE.replace("Add(d, x)", "Add(d, a)"), [(True, False)] * 2),
@@ -53,8 +58,8 @@ JOINED = {
 }
 ALONE = {
     "nothing": "a = BITS(x, w1, s1) y = Neg(a)",
-    "floats": NORM + "a = MatMul(n, f) y = Neg(a)",
-    "some_read_floats": NORM + "a = BITS(n, w1, s1) b = MatMul(n, f) y = Add(a, b)",
+    "floats_alone": "a = MatMul(x, f) y = Neg(a)",
+    "read_otherwise": NORM + "a = BITS(n, w1, s1) b = Neg(n) y = Add(a, b)",
     "other_axis": "n = SimplifiedLayerNormalization <axis = 1> (x, gg) a = BITS(n, w1, s1) y = Neg(a)",
     "summed": "t = Add(x, r) n = SimplifiedLayerNormalization (t, g) a = BITS(n, w1, s1) y = Add(a, t)",
 }
@@ -169,11 +174,26 @@ def test_meaning() -> None:
     assert FusedLinear.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
 
 
-def test_kernels_of_floats_or_many_rows_are_refused() -> None:
-    floats = FusedLinear(LinearSpec((1,), 64, 64, "f32", True))
-    assert not takes(floats)
-    with pytest.raises(UnsupportedError, match="weight of floats"):
-        emit_fused(floats)
+@pytest.mark.parametrize(
+    "product",
+    [LinearSpec((7,), 64, 64, "f32", True), LinearSpec(("n",), 64, 64, "f32", True), LinearSpec((1,), 64, 64, "u8")],
+)
+def test_many_rows_and_bytes_are_refused(product: LinearSpec) -> None:
+    assert not takes(FusedLinear(product))
+    with pytest.raises(UnsupportedError, match="many rows"):
+        emit_fused(FusedLinear(product))
+
+
+def test_norms_are_taken_where_few_workgroups_read_them() -> None:
+    """And pairs of floats of up to two rows, whose sums registers hold."""
+    bits = Bits(4, 32, "f32")
+    for N, taken in ((4096, True), (12800, False)):
+        product = LinearSpec((1,), 4096, N, "f32", True, bits)
+        assert takes(FusedLinear(product, NormSpec((1,), 4096, "f32", "f32", 1e-5, False))) == taken
+    for rows, taken in ((2, True), (3, False)):
+        gate = LinearSpec((rows,), 64, 64, "f16")
+        pair = FusedLinear(followed(gate, _TIMES, (TensorArg((rows, 64), "f16"),)), None, gate)
+        assert takes(pair) == taken
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -94,6 +94,22 @@ FUSED: dict[str, FusedLinear] = {
         replace(_ROWS, then=_SILU),
         1,
     ),
+    "normed_floats": FusedLinear(
+        LinearSpec((1, 2), 256, 50, "f32"), NormSpec((1, 2), 256, "f32", "f32", 1e-5, False, "f32")
+    ),
+    "normed_parts": FusedLinear(
+        LinearSpec((3,), 200, 96, "f16", True, parts=(32, 64)), NormSpec((3,), 200, "f16", "f16", 1e-6, False, "f16")
+    ),
+    "normed_pair_floats": FusedLinear(
+        LinearSpec((1, 1), 224, 72, "f16", then=_TIMES, tensors=(TensorArg((72,), "f16"),)),
+        NormSpec((1, 1), 224, "f32", "f16", 1e-5, False, "f32"),
+        LinearSpec((1, 1), 224, 72, "f16", then=_SILU),
+    ),
+    "pair_floats": FusedLinear(
+        LinearSpec((2,), 256, 40, "f32", True, then=_TIMES, tensors=(TensorArg((2, 40)),)),
+        None,
+        biased(LinearSpec((2,), 256, 40, "f32", True)),
+    ),
 }
 """Of a few rows, with a norm in front and a gate beside them."""
 SIZES = ({"b": 1, "s": 1}, {"b": 2, "s": 37})

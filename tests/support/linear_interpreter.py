@@ -15,8 +15,9 @@ os.environ["TRITON_INTERPRET"] = "1"
 import numpy as np
 import torch
 
+from onnx_fa.kernels.triton.few_source import MOST_ROWS, FewConfig
 from onnx_fa.kernels.triton.linear_bits import FewBitsSource
-from onnx_fa.kernels.triton.linear_few import MOST_ROWS, FewConfig, FewRowsSource
+from onnx_fa.kernels.triton.linear_few import FewRowsSource
 from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource
 from onnx_fa.kernels.triton.ptx import load_function
 from onnx_fa.spec.fused_linear import FusedLinear, multiply_fused
@@ -43,7 +44,7 @@ def run(spec: LinearSpec, lead: tuple[int, ...], operands: list[Any]) -> Any:
     if isinstance(config, FewConfig) and spec.bits is not None:
         program = FewBitsSource(FusedLinear(spec), config, "linear").program()
     elif isinstance(config, FewConfig):
-        program = FewRowsSource(spec, config, "linear").program()
+        program = FewRowsSource(FusedLinear(spec), config, "linear").program()
     else:
         program = LinearSource(spec, config, "linear", "ieee").program()
     dtype = torch.float32 if spec.dtype == "f32" else torch.float16
@@ -65,13 +66,20 @@ def run(spec: LinearSpec, lead: tuple[int, ...], operands: list[Any]) -> Any:
 def run_fused(spec: FusedLinear, operands: list[Any]) -> Any:
     """y (*lead, N), by small tiles."""
     product = spec.product
-    assert product.rows is not None and product.bits is not None
-    program = FewBitsSource(spec, FewConfig(8, 64 * product.bits.places, 1), "fused").program()
+    assert product.rows is not None
+    source, config = FewRowsSource, FewConfig(32, 16, 3)
+    if product.bits is not None:
+        source, config = FewBitsSource, FewConfig(8, 64 * product.bits.places, 1)
+    program = source(spec, config, "fused").program()
     dtype = torch.float32 if product.dtype == "f32" else torch.float16
     outs = [torch.full((product.rows, columns), float("nan"), dtype=dtype) for columns in product.widths]
     inputs = [torch.from_numpy(np.ascontiguousarray(x.view(np.int8) if x.dtype == np.uint8 else x)) for x in operands]
+    grid, weights = (-(-product.N // config.BN), config.splits), 2 if spec.gate else 1
+    if config.splits > 1:
+        parts = torch.full((config.splits * weights * product.rows * product.N,), float("nan"))
+        inputs += [torch.zeros(grid[0], dtype=torch.int32), parts]
     with tempfile.TemporaryDirectory() as folder:
-        load_function(program, Path(folder))[(-(-product.N // 8), 1)](*inputs, *outs, product.rows)
+        load_function(program, Path(folder))[grid](*inputs, *outs, product.rows)
     return torch.cat(outs, 1).numpy().reshape(*product.lead, product.N)
 
 

@@ -1,4 +1,4 @@
-"""Products of a few rows by weights of a few bits (linear_sites.py) with the norm in front of them (norm_sites.py) and the gate
+"""Products of a few rows (linear_sites.py) with the norm in front of them (norm_sites.py) and the gate
 beside them, as one node each, which becomes a call of a kernel for CUDA (kernels/triton/fused_linear.py): a decoder's token is
 mostly the time between such kernels."""
 
@@ -108,9 +108,11 @@ def _with_gate(
         if _passed(g, gate.input[0])[0] != _passed(g, node.input[0])[0] or not _alone(g, value, between, {place}):
             continue
         try:
-            return _Site(node, place, FusedLinear(spec, gate=products[gate.name][1], gated=i), gate, between)
+            whole = FusedLinear(spec, gate=products[gate.name][1], gated=i)
         except ValueError:  # other sizes
             continue
+        if takes(whole):
+            return _Site(node, place, whole, gate, between)
     return None
 
 

@@ -18,8 +18,9 @@ from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.config import ARCHITECTURES, f32_products
 from onnx_fa.kernels.triton.entry import Counters, dispatch
 from onnx_fa.kernels.triton.executable import executable_text
+from onnx_fa.kernels.triton.few_source import MOST_ROWS, FewConfig
 from onnx_fa.kernels.triton.linear_bits import FewBitsSource, few_bits_config
-from onnx_fa.kernels.triton.linear_few import MOST_ROWS, FewConfig, FewRowsSource, few_config
+from onnx_fa.kernels.triton.linear_few import FewRowsSource, few_config
 from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource
 from onnx_fa.kernels.triton.linear_tiles import DATABASE, measured_tiles, nearest
 from onnx_fa.kernels.triton.program import Program
@@ -113,7 +114,7 @@ def _code(spec: LinearSpec, symbol: str, arch: int, *, few: bool) -> tuple[Progr
             if isinstance(config, FewConfig) and spec.bits is not None:
                 program = FewBitsSource(FusedLinear(spec), config, symbol).program()
             elif isinstance(config, FewConfig):
-                program = FewRowsSource(spec, config, symbol).program()
+                program = FewRowsSource(FusedLinear(spec), config, symbol).program()
             else:
                 program = LinearSource(spec, config, symbol, f32_products(config.BM, config.warps, arch)).program()
             code = ptx.compile_program(program, arch, config.warps, config.stages)

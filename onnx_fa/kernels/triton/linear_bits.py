@@ -5,20 +5,13 @@ each workgroup takes the norm of a row in front for itself."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from onnx_fa.kernels.mlir.text import element_type
 from onnx_fa.kernels.triton.config import power_of_two
-from onnx_fa.kernels.triton.expressions import Block
-from onnx_fa.kernels.triton.linear_few import FewConfig
-from onnx_fa.kernels.triton.linear_source import Weights, store_result, write_then
-from onnx_fa.kernels.triton.norm_source import write_reciprocal
-from onnx_fa.kernels.triton.program import TYPES, Program, write_program
+from onnx_fa.kernels.triton.few_source import FewConfig, FewSource, Weight
+from onnx_fa.kernels.triton.linear_source import Weights
+from onnx_fa.kernels.triton.program import TYPES, Program
 from onnx_fa.spec.fused_linear import FusedLinear
 from onnx_fa.spec.linear import Bits, LinearSpec
 
-MOST_NORMED = 1 << 14
-"""Numbers of a row whose norm a workgroup takes for itself."""
 _LOAD = 16
 """Bytes of the longest load."""
 _UNROLLED = 8
@@ -44,40 +37,25 @@ def few_bits_config(spec: LinearSpec, weights: int = 1) -> FewConfig:
     return FewConfig(BN, along * bits.places, 1, warps)
 
 
-@dataclass(frozen=True)
-class _Weight:
-    """One of the products, the letters that the names of its operands begin with, and those of its tensors."""
-
-    spec: LinearSpec
-    prefix: str
-    tensors: str
-
-
-class FewBitsSource:
+class FewBitsSource(FewSource):
     """Writes the kernel of a spec whose weights are of a few bits, of known rows. BK of the configuration is how many numbers of K
     a step takes."""
 
     def __init__(self, spec: FusedLinear, config: FewConfig, name: str) -> None:
-        assert spec.product.rows is not None and spec.product.bits is not None
-        self.spec, self.config, self.name, self.t = spec, config, name, Block()
-        self.product, self.bits, self.rows = spec.product, spec.product.bits, range(spec.product.rows)
-        self.weights = [_Weight(spec.gate, "g", "u")] if spec.gate else []
-        self.weights.append(_Weight(spec.product, "", "t"))
+        super().__init__(spec, config, name)
+        assert spec.product.bits is not None
+        self.bits = spec.product.bits
         self.bytes = bytes_of_chunk(self.bits)
         self.chunks = config.BK // self.bits.places // self.bytes
         self.all_chunks = spec.product.K // self.bits.places // self.bytes
         self.steps = -(-self.all_chunks // self.chunks)
 
     def program(self) -> Program:
-        t, product, config = self.t, self.product, self.config
-        t.do(f"left = tl.program_id(0) * {config.BN}")
-        t.do(f"n = left + tl.arange(0, {config.BN})")
-        t.do(f"column = tl.minimum(n, {product.N - 1})" if product.N % config.BN else "column = n")
+        t, config = self.t, self.config
+        self.place()
         t.do(f"chunk = tl.arange(0, {self.chunks})")
         t.do(f"byte = tl.arange(0, {self.bytes})")
-        if self.spec.norm is not None:
-            for r in self.rows:
-                self.take_norm(r)
+        self.take_norms()
         for w in self.weights:
             for r in self.rows:
                 t.do(f"{w.tensors}_acc{r} = tl.zeros([{config.BN}, {self.chunks}], tl.float32)")
@@ -87,22 +65,8 @@ class FewBitsSource:
         self.step()
         t.indent -= 1
         for r in self.rows:
-            self.finish(r)
-        operands = [(name, element_type(dtype)) for name, _, dtype in self.spec.operands]
-        outs = [(f"out{i}", product.dtype) for i in range(len(product.parts))] or [("out", product.dtype)]
-        return write_program(self.name, [*operands, *outs], {"rows": "s0"}, t.lines)
-
-    def take_norm(self, r: int) -> None:
-        """What the numbers of a row are multiplied by: a power of two first, so that their squares are finite, and what brings
-        these to a mean of one, which sums of products are multiplied by."""
-        t, norm = self.t, self.spec.norm
-        assert norm is not None
-        t.do(f"k = tl.arange(0, {power_of_two(norm.N)})")
-        mask = "" if power_of_two(norm.N) == norm.N else f", mask=k < {norm.N}, other=0.0"
-        t.do(f"v = tl.load(x + {r * norm.N} + k{mask}).to(tl.float32)")
-        small, by = write_reciprocal(t, norm, "v", 0)
-        t.do(f"small{r} = {small}")
-        t.do(f"norm{r} = {by}")
+            self.finish(r, [t.let(f"tl.sum({w.tensors}_acc{r}, 1)[None, :]") for w in self.weights])
+        return self.write()
 
     def step(self) -> None:
         """The numbers of K of one step."""
@@ -115,26 +79,13 @@ class FewBitsSource:
         if inside:
             t.do(f"block = tl.minimum(block, {self.product.blocks - 1})")
         mask = f", mask=({inside})[:, None], other=0" if inside else ""
-        gain = self.read("gain", 0, self.gain_type, mask) if self.spec.norm and self.spec.norm.scale else None
-        rows = []
-        for r in self.rows:
-            x = self.read("x", r * self.product.K, self.x_type, mask)
-            if self.spec.norm is not None:
-                x = [t.let(f"{value} * small{r}") for value in x]
-            rows.append([t.let(f"{a} * {b}") for a, b in zip(x, gain, strict=True)] if gain else x)
+        gain = self.read("gain", 0, self.gain_type, mask) if self.gain_type else []
+        rows = [self.scaled(r, self.read("x", r * self.product.K, self.x_type, mask), gain) for r in self.rows]
         for w in self.weights:
             numbers, scale = self.numbers(w, f", mask=({inside})[None, :, None], other=0" if inside else "")
             for r, x in zip(self.rows, rows, strict=True):
                 total = " + ".join(f"{number} * {value}[None]" for number, value in zip(numbers, x, strict=True))
                 t.do(f"{w.tensors}_acc{r} += tl.sum({total}, 2) * {scale}")
-
-    @property
-    def x_type(self) -> str:
-        return self.spec.operands[0][2]
-
-    @property
-    def gain_type(self) -> str:
-        return self.spec.operands[1][2]
 
     def read(self, name: str, first: int, dtype: str, mask: str) -> list[str]:
         """The numbers of x, or of what it is multiplied by, that stand beside each place of a byte (chunks, bytes). Those of a byte
@@ -148,7 +99,7 @@ class FewBitsSource:
         parts = [f"({word} >> {8 * size * p})" if p else word for p in range(places)]
         return [t.let(f"{part}.to({_WORDS[size]}).to({TYPES[dtype]}, bitcast=True).to(tl.float32)") for part in parts]
 
-    def numbers(self, weight: _Weight, mask: str) -> tuple[list[str], str]:
+    def numbers(self, weight: Weight, mask: str) -> tuple[list[str], str]:
         """The weight's numbers at each place of a byte (columns, chunks, bytes), and the scales of chunks (columns, chunks)."""
         t, bits, spec = self.t, self.bits, weight.spec
         depth = spec.K // bits.places
@@ -167,17 +118,3 @@ class FewBitsSource:
                 number = f"({number} & {(1 << bits.bits) - 1})"
             found.append(t.let(f"({number}).to(tl.float32) - {zero}"))
         return found, scale
-
-    def finish(self, r: int) -> None:
-        """Adds up what a row found and writes what becomes of it."""
-        t, product, config = self.t, self.product, self.config
-        edge = f"(n < {product.N})[None, :]" if product.N % config.BN else ""
-        at = t.let(f"{r * product.N} + n[None, :]")
-        mask = f", mask={edge}, other=0.0" if edge else ""
-        made = ""
-        for w in self.weights:
-            by = f" * norm{r}" if self.spec.norm else ""
-            total = t.let(f"tl.sum({w.tensors}_acc{r}, 1)[None, :]{by}")
-            given = {self.spec.gated: made} if made else {}
-            made = write_then(t, w.spec, total, at, mask, tensors=w.tensors, given=given)
-        store_result(t, product, config.BN, made, str(r), edge)

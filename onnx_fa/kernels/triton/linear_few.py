@@ -5,30 +5,15 @@ in order."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from onnx_fa.kernels.triton.config import power_of_two
-from onnx_fa.kernels.triton.expressions import Block
-from onnx_fa.kernels.triton.linear_source import Weights, linear_program, store_result, write_then
+from onnx_fa.kernels.triton.few_source import FewConfig, FewSource
+from onnx_fa.kernels.triton.linear_source import Weights
 from onnx_fa.kernels.triton.program import Program, begin_last
+from onnx_fa.spec.fused_linear import FusedLinear
 from onnx_fa.spec.linear import LinearSpec
 
-MOST_ROWS = 4
-"""More rows are multiplied by tensor cores."""
 _WORKGROUPS = 528
 """Four for each of a large GPU's multiprocessors, so that some read while others add."""
-
-
-@dataclass(frozen=True)
-class FewConfig:
-    """BN columns and steps of BK numbers of K, which is cut into so many `splits`; `warps` of 32 threads."""
-
-    BN: int
-    BK: int
-    splits: int
-    warps: int = 4
-    stages: int = 1
-    BM: int = MOST_ROWS
 
 
 def few_config(spec: LinearSpec) -> FewConfig:
@@ -43,66 +28,62 @@ def few_config(spec: LinearSpec) -> FewConfig:
     return FewConfig(BN, BK, max(1, min(wanted, steps, 16)))
 
 
-class FewRowsSource:
+class FewRowsSource(FewSource):
     """Writes the kernel of a spec of up to MOST_ROWS rows."""
 
-    def __init__(self, spec: LinearSpec, config: FewConfig, name: str) -> None:
-        assert spec.rows is not None and spec.rows <= MOST_ROWS
-        self.spec, self.config, self.name, self.t = spec, config, name, Block()
-        self.rows = range(spec.rows)
-        self.across = "[None, :]" if spec.transposed else "[:, None]"
+    def __init__(self, spec: FusedLinear, config: FewConfig, name: str) -> None:
+        super().__init__(spec, config, name)
+        self.across = "[None, :]" if spec.product.transposed else "[:, None]"
         """How numbers along K lie in a tile."""
 
     def program(self) -> Program:
-        t, spec, config = self.t, self.spec, self.config
-        shape = [config.BN, config.BK] if spec.transposed else [config.BK, config.BN]
-        t.do("pid = tl.program_id(0)")
+        t, product, config = self.t, self.product, self.config
+        shape = [config.BN, config.BK] if product.transposed else [config.BK, config.BN]
+        self.place()
         t.do("split = tl.program_id(1)")
-        t.do(f"left = pid * {config.BN}")
-        t.do(f"n = left + tl.arange(0, {config.BN})")
-        t.do(f"column = tl.minimum(n, {spec.N - 1})" if spec.N % config.BN else "column = n")
+        self.take_norms()
         for r in self.rows:
-            t.do(f"acc{r} = tl.zeros({shape}, tl.float32)")
-        steps = -(-spec.K // config.BK)
+            for w in self.weights:
+                t.do(f"{w.tensors}_acc{r} = tl.zeros({shape}, tl.float32)")
+        steps = -(-product.K // config.BK)
         each = -(-steps // config.splits) * config.BK
-        t.do(f"for k in range(split * {each}, tl.minimum(split * {each} + {each}, {spec.K}), {config.BK}):")
+        t.do(f"for k in range(split * {each}, tl.minimum(split * {each} + {each}, {product.K}), {config.BK}):")
         t.indent += 1
         self.step()
         t.indent -= 1
         for r in self.rows:
-            t.do(f"y{r} = tl.sum(acc{r}, {1 if spec.transposed else 0})")
-        self.finish()
-        shared = [("count", "i32"), ("part", "f32")] if config.splits > 1 else []
-        return linear_program(spec, self.name, t, shared)
+            for w in self.weights:
+                t.do(f"{w.tensors}_y{r} = tl.sum({w.tensors}_acc{r}, {1 if product.transposed else 0})")
+        if config.splits > 1:
+            self.add_parts()
+        for r in self.rows:
+            self.finish(r, [t.let(f"{w.tensors}_y{r}[None, :]") for w in self.weights])
+        t.indent = 1
+        return self.write([("count", "i32"), ("part", "f32")] if config.splits > 1 else [])
 
     def step(self) -> None:
         """BK numbers of the rows and columns."""
-        t, spec, config = self.t, self.spec, self.config
+        t, K, config = self.t, self.product.K, self.config
         t.do(f"at = k + tl.arange(0, {config.BK})")
-        inside = "" if spec.K % config.BK == 0 else f"at < {spec.K}"
-        (w,) = Weights(t, spec).tiles(inside)
+        inside = "" if K % config.BK == 0 else f"at < {K}"
+        mask = f", mask={inside}, other=0.0" if inside else ""
+        tiles = [Weights(t, w.spec, w.prefix).tiles(inside)[0] for w in self.weights]
+        gain = [t.let(f"tl.load(gain + at{mask}).to(tl.float32)")] if self.gain_type else []
         for r in self.rows:
-            mask = f", mask={inside}, other=0.0" if inside else ""
-            x = t.let(f"tl.load(x + {r * spec.K} + at{mask}).to(tl.float32)")
-            t.do(f"acc{r} += {w} * {x}{self.across}")
+            (x,) = self.scaled(r, [t.let(f"tl.load(x + {r * K} + at{mask}).to(tl.float32)")], gain)
+            for w, tile in zip(self.weights, tiles, strict=True):
+                t.do(f"{w.tensors}_acc{r} += {tile} * {x}{self.across}")
 
-    def finish(self) -> None:
-        t, spec, config = self.t, self.spec, self.config
-        edge = f"n < {spec.N}" if spec.N % config.BN else ""
-        mask = f", mask={edge}" if edge else ""
-        if config.splits > 1:
-            rows = len(self.rows)
-            for r in self.rows:
-                t.do(f"tl.store(part + (split * {rows} + {r}) * {spec.N} + n, y{r}{mask})")
-            begin_last(t, config.splits)
-            t.do(f"i = tl.arange(0, {power_of_two(config.splits)})[:, None]")
-            for r in self.rows:
-                kept = f"(i < {config.splits})" + (f" & ({edge})[None, :]" if edge else "")
-                read = f"part + (i * {rows} + {r}) * {spec.N} + n[None, :]"
-                t.do(f"y{r} = tl.sum(tl.load({read}, mask={kept}, other=0.0), 0)")
-        for r in self.rows:
-            at = t.let(f"{r * spec.N} + n[None, :]")
-            inside = f", mask=({edge})[None, :]" if edge else ""
-            y = write_then(t, spec, t.let(f"y{r}[None, :]"), at, f"{inside}, other=0.0" if edge else "")
-            store_result(t, spec, config.BN, y, str(r), inside.removeprefix(", mask="))
-        t.indent = 1
+    def add_parts(self) -> None:
+        """Leaves the sums of this part of K to the last of the workgroups with these columns, which adds all of them in order."""
+        t, N, config = self.t, self.product.N, self.config
+        mask = f", mask={self.edge}" if self.edge else ""
+        sums = [f"{w.tensors}_y{r}" for r in self.rows for w in self.weights]
+        for i, y in enumerate(sums):
+            t.do(f"tl.store(part + (split * {len(sums)} + {i}) * {N} + n, {y}{mask})")
+        begin_last(t, config.splits)
+        t.do(f"i = tl.arange(0, {power_of_two(config.splits)})[:, None]")
+        kept = f"(i < {config.splits})" + (f" & ({self.edge})[None, :]" if self.edge else "")
+        for i, y in enumerate(sums):
+            read = f"part + (i * {len(sums)} + {i}) * {N} + n[None, :]"
+            t.do(f"{y} = tl.sum(tl.load({read}, mask={kept}, other=0.0), 0)")
