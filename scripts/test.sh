@@ -11,7 +11,9 @@ export PATH="$PWD/.venv/bin:$PATH" PYTHONUNBUFFERED=1
 unset PYTHONDONTWRITEBYTECODE
 # Each of the tests' processes imports all tests when it begins, in a fresh clone at the same time as the others: all of them would
 # compile the same files to bytecode. One does, on the other core meanwhile.
-imported=
+said=$(mktemp)
+typed='' imported=''
+trap 'kill $typed $imported 2>/dev/null || true; rm -f "$said"' EXIT
 if [ ! -d tests/__pycache__ ]; then
   python -m pytest -q -p no:xdist --collect-only tests >/dev/null 2>&1 &
   imported=$!
@@ -20,10 +22,8 @@ ruff check .
 ruff format --check .
 python scripts/lint_imports.py
 # mypy has one thread and takes a minute: the tests begin meanwhile.
-said=$(mktemp)
 mypy >"$said" 2>&1 &
 typed=$!
-trap 'kill $typed $imported 2>/dev/null || true; rm -f "$said"' EXIT
 # What cannot be collected is said below.
 [ -z "$imported" ] || wait "$imported" || true
 status=0
