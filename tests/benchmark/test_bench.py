@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -18,6 +16,7 @@ from onnx_fa.benchmark.models import ORT, STOCK, BenchResult, Contestant, bench
 from onnx_fa.benchmark.plot import OURS
 from onnx_fa.errors import MissingDependencyError, OnnxFaError
 from tests.support import tiny
+from tests.support.cli_process import run_main
 
 # By import_module, because `onnx_fa.bench` may also be the function of that name.
 bench_module = importlib.import_module("onnx_fa.benchmark.models")
@@ -25,8 +24,9 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def test_bench_writes_raw_samples_table_and_plot(tmp_path: Path) -> None:
-    path = tiny.attention(tmp_path / "a.onnx")
-    result = bench(path, rounds=2, calls=2, threads=1, stock_flags=[(), ("--iree-opt-data-tiling",)])
+    path = tiny.attention(tmp_path / "a.onnx", s="S")
+    # What test_bench_command compiles as well.
+    result = bench(path, rounds=2, calls=2, threads=1, stock_flags=bench_module.STOCK_FLAGS[:2], dims={"S": 24})
     assert [(c.what, len(c.samples), c.problem) for c in result.contestants] == [
         (STOCK, 4, ""),
         (STOCK, 4, ""),
@@ -78,15 +78,8 @@ def test_stock_that_does_not_compile_is_reported(tmp_path: Path) -> None:
 
 def test_bench_command(tmp_path: Path) -> None:
     tiny.attention(tmp_path / "a.onnx", s="S")
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-m", "onnx_fa", "bench", "a.onnx", "--rounds", "1", "--dim", "S=24", "--no-plot"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(root)},
-    )
+    args = ["bench", "a.onnx", "--rounds", "1", "--dim", "S=24", "--no-plot"]
+    done = run_main("onnx_fa.cli.command", args, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "stock IREE (best)" in done.stdout and "round 1 of 1" in done.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.bench.csv", "a.bench.json", "a.bench.md", "a.onnx"]

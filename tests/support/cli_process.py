@@ -15,7 +15,13 @@ from pathlib import Path
 from tests.support.compiled_once import folder_in_use, use
 
 # No runtime that has threads or devices: what is forked must have one thread.
-LOADED = ("onnx_fa.cli.command", "onnx_fa.forms.rewrite", "onnx_fa.iree.compile", "onnx_fa.iree.importer")
+LOADED = (
+    "onnx_fa.cli.command",
+    "onnx_fa.forms.rewrite",
+    "onnx_fa.iree.compile",
+    "onnx_fa.iree.importer",
+    "onnx_fa.zoo.steps",
+)
 _FORKS = get_context("forkserver")
 _FORKS.set_forkserver_preload([*LOADED])
 

@@ -53,6 +53,20 @@ def test_nearest_counts_most() -> None:
     assert best(LONG, lambda tiles: False) is None
 
 
+def test_what_is_kept_of_a_measured_shape_is_of_its_tiles_and_of_what_is_expected() -> None:
+    """Asked with other tiles, or with other things in mind, it answers anew, and as before when it is asked as before."""
+
+    def wasteful(tiles: Any, shape: Shape) -> float:
+        return 3.0 if tiles["BN"] == 32 and shape == SHORT else 1.0
+
+    narrow = dataclasses.replace(TABLE, tiles=(LOW, HIGH | {"BN": 32}, FEW))
+    near = dataclasses.replace(SHORT, heads=9)
+    for _ in range(2):
+        assert TABLE.ranked(near, lambda tiles: True, wasteful)[0] == LOW
+        assert narrow.ranked(near, lambda tiles: True, wasteful)[0] == HIGH | {"BN": 32}
+        assert narrow.ranked(near, lambda tiles: True, lambda *_: 1.0)[0] == LOW
+
+
 def test_expected_of_many_queries() -> None:
     """Rows past the last query, and multiprocessors in the last round."""
     assert expected(HIGH, Shape(64, 64, 0, 132, 128, 64)) == 1

@@ -26,6 +26,7 @@ from onnx_fa.zoo.keys import key
 from onnx_fa.zoo.stages import ALL_STEPS, OF_SUITE, steps_of
 from onnx_fa.zoo.steps import STEPS
 from onnx_fa.zoo.suite_steps import flags_for_any_device
+from tests.support.forked_steps import forked_steps
 from tests.zoo.test_lists import touch
 
 CPU = {
@@ -266,7 +267,8 @@ def test_a_run_over_a_suite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     path = config(tmp_path, **lists, expected_run_failures=["n/test_wrong"])
     out = tmp_path / "out"
     args = ["zoo", "run", "--zoo", str(path), "--models", str(models), "-o", str(out), "-q", "--jobs", "2"]
-    assert main(args) == 0, capsys.readouterr()
+    with forked_steps():
+        assert main(args) == 0, capsys.readouterr()
     lines = {line.split()[0]: line.split()[-1] for line in capsys.readouterr().out.splitlines()}
     assert {n: lines[f"n/test_{n}"] for n in ("good", "wrong", "broken", "left")} == {
         "good": "ok", "wrong": "known", "broken": "known", "left": "skipped",
@@ -277,7 +279,8 @@ def test_a_run_over_a_suite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     skipped = ET.parse(out / "results.xml").findall("testsuite[@name='n/test_left']/testcase/skipped")
     assert skipped and "skip_compile_tests" in str(skipped[0].get("message"))
     config(tmp_path, **lists, expected_run_failures=["n/test_wrong", "n/test_good"])
-    assert main(args) == 1  # from what the first run found: expectations are no part of it
+    with forked_steps():
+        assert main(args) == 1  # from what the first run found: expectations are no part of it
     assert "n/test_good: iree-run: passed, and cpu expects fail-run: take it off" in capsys.readouterr().out
 
 

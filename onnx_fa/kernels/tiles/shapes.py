@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -74,6 +74,20 @@ class Measured:
     shape: Shape
     ms: Mapping[int, float]
     known: bool = False
+    _costs: dict[Expected, tuple[tuple[Tiles, ...], Mapping[int, float]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def costs(self, tiles: tuple[Tiles, ...], expected: Expected) -> Mapping[int, float]:
+        """By the index of the tiles, the logarithm of how many times as long as the fastest ones they took, with what follows from
+        the sizes taken out. It is the same whatever shape asks, and is kept."""
+        found = self._costs.get(expected)
+        if found is None or found[0] is not tiles:
+            most = _MOST * min(self.ms.values())
+            taken = {i: min(ms, most) / expected(tiles[i], self.shape) for i, ms in self.ms.items()}
+            least = min(taken.values())
+            found = self._costs[expected] = tiles, {i: math.log(ms / least) for i, ms in taken.items()}
+        return found[1]
 
     def weight(self, shape: Shape) -> float:
         """How much it counts for another shape."""
@@ -103,22 +117,23 @@ class ShapeTable:
         `expected` is what follows for a time from the sizes, up to a factor of the shape. `later`: kinds of
         tiles that were tried on some of the shapes alone, on which they are compared with the others."""
         found, least = self.ranked(shape, lambda t: fits(t) and not any(is_one(t) for is_one in later), expected), 1.0
+        measured = (*self.shapes, *self.apart)
         for kind in later:
-            measured = (*self.shapes, *self.apart)
-            tried = replace(self, shapes=tuple(m for m in measured if any(kind(self.tiles[i]) for i in m.ms)))
+            own = {i for i, tiles in enumerate(self.tiles) if kind(tiles)}
+            tried = replace(self, shapes=tuple(m for m in measured if not own.isdisjoint(m.ms)))
             more = [t for t in tried.ranked(shape, fits, expected) if kind(t)]
-            others = tried.ratio(shape, kind) if found else 0.0
+            others = tried.ratio(shape, own) if found else 0.0
             if more and others < least:
                 found, least = more, others
         nearest = min(self.alike(shape), key=lambda m: shape.distance(m.shape), default=None)
         return (found[0], nearest) if found and nearest is not None else None
 
-    def ratio(self, shape: Shape, kind: Callable[[Tiles], bool]) -> float:
-        """How many times as long as with all other tiles a shape takes with those of a kind, by the fastest of both around it. What
-        is left unused counts as the shapes have it: a kind may be the better one for filling a GPU."""
+    def ratio(self, shape: Shape, kind: Set[int]) -> float:
+        """How many times as long as with all other tiles a shape takes with those of a kind (their indices), by the fastest of both
+        around it. What is left unused counts as the shapes have it: a kind may be the better one for filling a GPU."""
         weights = logs = 0.0
         for m in self.alike(shape):
-            own, others = ([ms for i, ms in m.ms.items() if kind(self.tiles[i]) == same] for same in (True, False))
+            own, others = ([ms for i, ms in m.ms.items() if (i in kind) == same] for same in (True, False))
             if own and others:
                 w = m.weight(shape)
                 weights += w
@@ -135,11 +150,8 @@ class ShapeTable:
         for m in self.alike(shape):
             w = m.weight(shape)
             weights += w
-            most = _MOST * min(m.ms.values())
-            taken = {i: min(ms, most) / expected(self.tiles[i], m.shape) for i, ms in m.ms.items()}
-            least = min(taken.values())
-            for i, ms in taken.items():
-                costs[i] = costs.get(i, 0.0) + w * math.log(ms / least)
+            for i, cost in m.costs(self.tiles, expected).items():
+                costs[i] = costs.get(i, 0.0) + w * cost
                 seen[i] = seen.get(i, 0.0) + w
         enough = [i for i, w in seen.items() if w > _LEAST_WEIGHT * weights and fits(self.tiles[i])]
         enough.sort(key=lambda i: math.exp(costs[i] / seen[i]) * expected(self.tiles[i], shape))
