@@ -139,6 +139,7 @@ def test_reports_name_the_kernel() -> None:
     kernels = [report.kernel for report in (*found.linear, *found.norms)]
     assert len(kernels) == 4 and len(set(kernels)) == 2 and all(f"@{name}(" in found.text for name in kernels)
     assert found.norms[0].kernel in [report.kernel for report in found.linear]
+    assert dict(found.norms[0].origin.tiles)["splits"] == 1
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,9 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.kernels.triton import ptx
+from onnx_fa.kernels.triton.few_source import FewConfig
 from onnx_fa.kernels.triton.linear import _tiles, _widest, emit_linear
+from onnx_fa.kernels.triton.linear_bits import bytes_of_chunk, few_bits_config
 from onnx_fa.kernels.triton.linear_few import few_config
 from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource
 from onnx_fa.kernels.triton.linear_tiles import all_measured, measured_tiles
@@ -192,3 +194,15 @@ def test_names() -> None:
     assert len({linear_name(spec) for spec in CASES.values()}) == len(CASES)
     assert linear_name(CASES["plain"]) == linear_name(LinearSpec((48,), 64, 96, "f32"))
     assert all(bound(spec, SIZES[0]) for spec in CASES.values())
+
+
+def test_tiles_of_few_bits() -> None:
+    """A thread has a load of 16 bytes, or what lies in a block, at each step; more of a row where columns are few or rows long."""
+    bits = Bits(4, 32, "f32")
+    assert few_bits_config(LinearSpec((1,), 1536, 4096, "f32", True, bits)) == FewConfig(4, 512, 1, 2)
+    assert few_bits_config(LinearSpec((1,), 1536, 1536, "f32", True, bits)) == FewConfig(4, 2048, 1, 8)
+    assert few_bits_config(LinearSpec((1,), 1536, 1536, "f32", True, bits), weights=2) == FewConfig(4, 512, 1, 2)
+    assert few_bits_config(LinearSpec((1,), 4096, 512, "f32", True, bits)).BN == 2
+    assert few_bits_config(LinearSpec((1,), 64, 4096, "f32", True, bits)).BK == 64
+    sizes = {Bits(4, 16, "f32"): 8, Bits(4, 48, "f32"): 8, Bits(8, 128, "f32"): 16, Bits(2, 16, "f32"): 4}
+    assert {b: bytes_of_chunk(b) for b in sizes} == sizes

@@ -19,7 +19,7 @@ from onnx_fa.iree.kernel_report import LinearReport, NormReport
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, spec_of
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE, norm_spec_of
 from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attributes_of, named_dims
-from onnx_fa.kernels.triton.fused_linear import takes
+from onnx_fa.kernels.triton.fused_linear import origin_of, takes
 from onnx_fa.spec.fused_linear import FusedLinear, fused_name
 from onnx_fa.spec.linear import LinearSpec
 from onnx_fa.spec.target import Target
@@ -58,7 +58,7 @@ def join_few_rows(
     g = GraphWriter(model, held, target=target)
     found = _sites(g) if g.cuda is not None and g.cuda.is_gpu else []
     found = [_normed(g, site, found) for site in found]
-    made, gone, kernels = dict[int, onnx.NodeProto](), set[str](), dict[str, str]()
+    made, gone, kernels = dict[int, onnx.NodeProto](), set[str](), dict[str, FusedLinear]()
     for site in found:
         value, passed = _passed(g, site.node.input[0])
         norm = g.maker(value) if site.spec.norm else None
@@ -66,7 +66,7 @@ def join_few_rows(
         if len(parts) > 1:
             made[site.place] = _written(g, site, norm)
             gone.update(n.name for n in (*parts, *site.between, *(passed if norm is not None else ())))
-            kernels.update((n.name, fused_name(site.spec)) for n in parts)
+            kernels.update((n.name, site.spec) for n in parts)
     if not made:
         return list(linear), list(norms)
     nodes = [
@@ -179,7 +179,7 @@ def _types(g: GraphWriter, node: onnx.NodeProto) -> list[tuple[tuple[Dim, ...], 
     return [(named_dims(g.shape(name) or ()), FLOATS.get(g.kind(name), "u8")) for name in node.input]
 
 
-def _told(report: R, kernels: Mapping[str, str], op: str) -> R:
+def _told(report: R, kernels: Mapping[str, FusedLinear], op: str) -> R:
     """The report of a site whose node may have become part of another, by the name that the node has of it."""
-    kernel = kernels.get(f"{report.name}/{op}")
-    return replace(report, kernel=kernel) if kernel else report
+    spec = kernels.get(f"{report.name}/{op}")
+    return report if spec is None else replace(report, kernel=fused_name(spec), origin=origin_of(spec))

@@ -3,11 +3,13 @@ the function that a program calls."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import cache
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.mlir.entry import KernelEntry
 from onnx_fa.kernels.mlir.text import element_type
+from onnx_fa.kernels.tiles.origin import Origin, built_in
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.config import ARCHITECTURES
 from onnx_fa.kernels.triton.entry import Counters, dispatch
@@ -43,6 +45,12 @@ _MOST_NORMED = 1 << 14
 _NORMED_NUMBERS = 7 << 20
 """So many numbers are read for norms beside each weight, at most (benchmarks/linear-few-bits-h200.csv): 1024 workgroups take 1.3 us
 more for rows of 4096, 3200 take 7 more."""
+
+
+def origin_of(spec: FusedLinear) -> Origin:
+    """The tiles and where they are from."""
+    config = config_of(spec)
+    return built_in({f.name: int(getattr(config, f.name)) for f in fields(config)}, "few rows")
 
 
 @cache
