@@ -24,7 +24,7 @@ from onnx_fa.graph.builder import OnnxBuilder, names_in
 from onnx_fa.graph.contradiction import find_contradiction
 from onnx_fa.graph.dead_code import release_inputs, sweep
 from onnx_fa.graph.io import ModelLike, check_valid, load, same_kind
-from onnx_fa.graph.normalise import infer_shapes
+from onnx_fa.graph.normalise import forget_made_up_names, infer_shapes, values_with_shapes
 from onnx_fa.graph.ops import LINEAR_ATTENTIONS, op_of
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.graph.view import GraphView, default_opset
@@ -298,6 +298,7 @@ def rewrite_in_place(
 ) -> tuple[RewriteReport, list[Site]]:
     """As `rewrite`, on the model itself; also returns the rewritten sites with their nodes. `statistics`: a site may be given row
     statistics as further results, which not every target's kernels have."""
+    declared = values_with_shapes(model)
     view, matches, misses = find(model, form)
     plan: list[Match] = []
     for match in matches:
@@ -324,6 +325,8 @@ def rewrite_in_place(
         for graph in rewriting.consts:
             _drop_unused_initializers(graph, keep=unused)
         infer_shapes(model)  # types and shapes of the new nodes
+    if form != "site":  # of a model that leaves this project
+        forget_made_up_names(model, declared)
     return RewriteReport(tuple(rewriting.reports), tuple(misses)), rewriting.sites
 
 

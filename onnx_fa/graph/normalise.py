@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -38,6 +38,22 @@ def infer_shapes(model: ir.Model) -> None:
         _fill(model)
     if _fill_expands(model):
         _fill(model, anew=True)
+
+
+def values_with_shapes(model: ir.Model) -> set[ir.Value]:
+    """What nodes make and a model declares a whole shape of: numbers and names."""
+    made = (o for graph in model.graphs() for node in graph for o in node.outputs)
+    return {o for o in made if o.shape is not None and not any(_is_unknown(d, made_up=False) for d in o.shape)}
+
+
+def forget_made_up_names(model: ir.Model, kept: Container[ir.Value]) -> None:
+    """Takes the names that inference made up out of shapes, but of the values in `kept`. onnxruntime's optimiser goes by them: of a
+    Reshape that asks for dims of the same names it makes one that copies them by 0, and which fails where one of them is 0
+    (docs/developer/onnxruntime-bugs.md)."""
+    for value in (o for graph in model.graphs() for node in graph for o in node.outputs):
+        if value.shape is None or value in kept or not any(_is_unknown(d, made_up=True) for d in value.shape):
+            continue
+        value.shape = ir.Shape(None if _is_unknown(d, made_up=True) else d for d in value.shape)
 
 
 def _fill(model: ir.Model, *, anew: bool = False) -> None:

@@ -1,16 +1,19 @@
-"""What counts as a matmul: MatMul, Gemm without C, Einsum, and onnxruntime's FusedMatMul and TransposeMatMul."""
+"""What counts as a matmul: MatMul, Gemm without C, Einsum, onnxruntime's FusedMatMul and TransposeMatMul, and convolutions of one
+tap."""
 
 from __future__ import annotations
 
 import string
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from onnx_fa.graph.dims import Shape
-from onnx_fa.graph.ops import FUSED_MATMULS, attr_float, attr_int, op_of
+from onnx_fa.graph.ops import FUSED_MATMULS, attr_float, attr_int, op_of, typed_attr
 from onnx_fa.graph.view import GraphView
-from onnx_fa.match import Product
+from onnx_fa.match import Call, Const, Product
+from onnx_fa.match.walk_up import is_weights
 from onnx_fa.patterns.operands.einsum import einsum_letters
 
 
@@ -40,11 +43,38 @@ def read_product(view: GraphView, value: ir.Value) -> Product | None:
             factor = attr_float(node, "alpha", 1.0)
     elif op_of(node) == "Einsum" and len(node.inputs) == 2:
         letters = einsum_letters(node.attributes["equation"].as_string(), len(a), len(b))
+    elif op_of(node) == "Conv":
+        return _read_pointwise(view, node, a, b)
     if letters is None or not _is_product(letters):
         return None
     if op_of(node) == "Einsum" and not (_sums_equal_dims(letters, a, b) and _first_is_widest(letters, a, b)):
         return None
     return Product(node, (left, right), (a, b), letters[:2], letters[2], node.outputs[0], factor)
+
+
+def _read_pointwise(view: GraphView, node: ir.Node, image: Shape, weight: Shape) -> Product | None:
+    """A convolution of one tap without bias: a product of its weight (out, in) and the channels of each place, as learned queries
+    are multiplied by the pixels of a map (MGP-STR, TokenLearner)."""
+    x, w = node.inputs[:2]
+    given = [v for v in node.inputs[2:] if v is not None]
+    if x is None or w is None or given or len(image) != len(weight) or image[1] != weight[1]:
+        return None
+    if is_weights(view, x):  # a sum over bins of a distance, as in detectors
+        return None
+    if any(d != 1 for d in weight[2:]) or not all(isinstance(d, int) for d in weight[:2]):
+        return None
+    moves = (("pads", 0), ("strides", 1))
+    if attr_int(node, "group", 1) != 1 or any(n != kept for name, kept in moves for n in _ints_of(node, name)):
+        return None
+    places = string.ascii_uppercase[1 : len(image) - 1]
+    rows = Call("Reshape", (w, Const(np.array(weight[:2], np.int64))), shape=tuple(weight[:2]))
+    letters = "mk", "Ak" + places
+    return Product(node, (rows, x), (weight[:2], image), letters, "Am" + places, node.outputs[0])
+
+
+def _ints_of(node: ir.Node, name: str) -> Sequence[int]:
+    attr = typed_attr(node, name, ir.AttributeType.INTS)
+    return () if attr is None else attr.as_ints()
 
 
 def _first_is_widest(letters: Sequence[str], a: Shape, b: Shape) -> bool:

@@ -215,6 +215,13 @@ def test_empty_gather(tmp_path: Path) -> None:
     assert caught.value.returncode < 0, REPAIRED  # killed by a signal
 
 
+def test_equal_choice(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        _compiled("equal_choice", tmp_path)
+        pytest.fail(REPAIRED)
+    assert "doesn't match function result type" in caught.value.stderr
+
+
 def test_integer_product(tmp_path: Path) -> None:
     x = np.full((1, 1), 200, np.uint8)
     (found,) = load_module(_compiled("integer_product", tmp_path))(x, x)

@@ -1183,3 +1183,34 @@ def dynamic_heads_of_a_mask() -> onnx.ModelProto:
     q, k, v = qkv(g, ("b", 1, "s", D), ("c", 1, "t", D), ("c", 1, "t", E))
     score = g.op("Add", g.op("MatMul", q, g.transpose(k, 0, 1, 3, 2)), g.input("mask", ["d", "h", "s", "t"]))
     return g.done(g.op("MatMul", g.softmax(score), v), "e", "oh", "s", E)
+
+
+def one_tap(places: tuple[int, ...] = (2, 3), bias: bool = False, wide: bool = False, **attributes: Any) -> Builder:
+    """Scores are a map of channels, convolved by one tap that has a query in each of its rows, with its places as one axis behind
+    it; `wide`: by three taps."""
+
+    def build() -> onnx.ModelProto:
+        g = Layout(18)
+        count = int(np.prod(places))
+        groups = attributes.get("group", 1)
+        taps = [3 if wide else 1] * len(places)
+        q, k, v = qkv(g, (S * groups, D // groups, *taps), (B, D, *places), (B, count, E))
+        if wide:
+            attributes["pads"] = [1] * (2 * len(places))
+        given = [g.const(np.arange(S * groups, dtype=np.float32))] if bias else []
+        score = g.reshape(g.op("Conv", k, q, *given, **attributes), B, S * groups, -1)
+        return g.done(g.op("MatMul", g.softmax(g.scaled(score)), v), B, S * groups, E)
+
+    return build
+
+
+MATCH |= {
+    "queries_by_a_convolution_of_one_tap": one_tap(),
+    "queries_by_a_convolution_of_a_row": one_tap((N,), auto_pad="SAME_UPPER", kernel_shape=[1]),
+    "queries_by_a_convolution_of_a_volume": one_tap((2, 1, 3), dilations=[2, 1, 1], strides=[1, 1, 1]),
+}
+REFUSE |= {
+    "a_convolution_of_three_taps": one_tap(wide=True),
+    "a_convolution_of_one_tap_in_groups": one_tap(group=2),
+    "a_convolution_of_one_tap_and_a_bias": one_tap(bias=True),
+}

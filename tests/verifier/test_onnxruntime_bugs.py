@@ -141,6 +141,14 @@ def test_keepdims_of_two() -> None:
         pytest.fail(REPAIRED)
 
 
+def test_reshape_of_no_rows() -> None:
+    model, feeds = _model("reshape_of_no_rows"), {"boxes": np.ones((0, 4), np.float32)}
+    assert run(model, feeds, optimise=False)[0].shape == (0, 4)
+    with pytest.raises(Exception, match="The input tensor cannot be reshaped to the requested shape"):
+        run(model, feeds)
+        pytest.fail(REPAIRED)
+
+
 def test_every_reproducer_is_run_and_on_the_page() -> None:
     text = Path(__file__).read_text()
     for path in FOLDER.iterdir():

@@ -1,4 +1,4 @@
-"""torchvision's vision transformers, and the attention modules of torch.nn."""
+"""torchvision's vision transformers, a detector of its that finds nothing, and the attention modules of torch.nn."""
 
 from __future__ import annotations
 
@@ -37,6 +37,25 @@ def swin_v2() -> Any:
     from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
 
     return vision("SwinTransformer", SWIN | {"block": SwinTransformerBlockV2, "downsample_layer": PatchMergingV2})
+
+
+def video() -> Any:
+    options: dict[str, Any] = SWIN | {"patch_size": [2, 4, 4], "window_size": [2, 4, 4]}
+    from torchvision.models.video.swin_transformer import SwinTransformer3d
+
+    return SwinTransformer3d(**options)
+
+
+def detector() -> Any:
+    """RetinaNet on a backbone of two convolutions. Without training no score passes its threshold: there are no boxes."""
+    from torchvision.models.detection import RetinaNet
+    from torchvision.models.detection.anchor_utils import AnchorGenerator
+
+    backbone: Any = nn.Sequential(nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1))
+    backbone.out_channels = 8
+    anchors = AnchorGenerator(((16, 32),), ((1.0,),))
+    made = RetinaNet(backbone, 3, min_size=64, max_size=64, anchor_generator=anchors)
+    return Call(made, lambda m, image: m([image[0]])[0])
 
 
 def alone(m: Any, x: torch.Tensor) -> Any:
@@ -84,6 +103,16 @@ MODULES: tuple[Module, ...] = (
     Module("swin", partial(vision, "SwinTransformer", SWIN), IMAGE, exporters=BOTH),
     Module("swin-v2", swin_v2, IMAGE),
     Module("maxvit", partial(vision, "MaxVit", MAXVIT), {"image": (2, 3, 64, 64)}),
+    Module("swin-3d", video, {"video": (2, 3, 4, 32, 32)}, exporters=BOTH),
+    Module(
+        "retinanet",
+        detector,
+        {"image": (1, 3, 64, 64)},
+        0,
+        "its scores are of convolutions",
+        axes={"image": {}},
+        runs=(Run("inputs"),),
+    ),
     Module("nn-mha", partial(attention, alone), X, axes=FREE, exporters=BOTH, runs=RUNS),
     Module("nn-mha-weights", partial(attention, lambda m, x: m(x, x, x)), X, axes=FREE, runs=RUNS),
     Module(

@@ -20,6 +20,7 @@ VIT: dict[str, Any] = {
     "mlp_dim": 64,
 }
 HEAD = {"dim_head": 12}
+LARGE = ("mobile_vit", "crossformer", "cvt", "max_vit", "levit", "regionvit", "scalable_vit", "twins_svt")
 MIXED = "every layer mixes the heads of its probabilities before it multiplies them by V"
 MODELS: tuple[tuple[str, str, dict[str, Any], int | None, str], ...] = (
     ("vit", "ViT", VIT | HEAD, None, ""),
@@ -68,6 +69,55 @@ MODELS: tuple[tuple[str, str, dict[str, Any], int | None, str], ...] = (
         None,
         "",
     ),
+    ("normalized_vit", "nViT", VIT | HEAD, None, ""),
+    ("vit_with_patch_merger", "ViT", VIT | HEAD | {"patch_merge_num_tokens": 4}, None, ""),
+    ("xcit", "XCiT", VIT | HEAD | {"cls_depth": 1}, None, ""),
+    (
+        "cross_vit",
+        "CrossViT",
+        {"image_size": 32, "num_classes": 10, "sm_dim": 24, "lg_dim": 48, "sm_patch_size": 8, "lg_patch_size": 16}
+        | {"sm_enc_heads": 2, "sm_enc_dim_head": 12, "sm_enc_mlp_dim": 32, "lg_enc_depth": 1, "lg_enc_heads": 4}
+        | {"lg_enc_dim_head": 12, "lg_enc_mlp_dim": 48, "cross_attn_depth": 1, "cross_attn_heads": 2}
+        | {"cross_attn_dim_head": 12, "depth": 2},
+        None,
+        "",
+    ),
+    (
+        "levit",
+        "LeViT",
+        {"image_size": 64, "num_classes": 10, "stages": 2, "dim": (32, 48), "depth": 2, "heads": (2, 4)}
+        | {"mlp_mult": 2, "dim_key": 12, "dim_value": 16},
+        None,
+        "",
+    ),
+    (
+        "regionvit",
+        "RegionViT",
+        {"dim": (16, 32, 48, 64), "depth": (1, 1, 1, 1), "window_size": 2, "num_classes": 10, "use_peg": True},
+        None,
+        "",
+    ),
+    (
+        "scalable_vit",
+        "ScalableViT",
+        {"num_classes": 10, "dim": 16, "depth": (1, 1), "heads": (2, 4), "reduction_factor": (4, 2)}
+        | {"window_size": (4, None), "iwsa_dim_key": 8, "iwsa_dim_value": 8, "ssa_dim_key": 8, "ssa_dim_value": 8},
+        None,
+        "",
+    ),
+    (
+        "twins_svt",
+        "TwinsSVT",
+        {"num_classes": 10, "s1_emb_dim": 16, "s2_emb_dim": 24, "s3_emb_dim": 32, "s4_emb_dim": 40, "s3_depth": 1}
+        | {"s4_depth": 1}
+        | {
+            f"s{n}_{of}": size
+            for n, size in ((1, 4), (2, 4), (3, 2), (4, 2))
+            for of in ("local_patch_size", "global_k")
+        },
+        None,
+        "",
+    ),
     (
         "mobile_vit",
         "MobileViT",
@@ -87,7 +137,7 @@ def make(module: str, name: str, options: dict[str, Any]) -> Callable[[], Any]:
 def cases() -> Iterator[Case]:
     modules = []
     for module, name, options, attentions, why in MODELS:
-        side = 64 if module in ("mobile_vit", "crossformer", "cvt", "max_vit") else 32
+        side = 64 if module in LARGE else 32
         built = partial(lambda *given: make(*given)(), module, name, options)
         modules.append(Module(module, built, {"image": (2, 3, side, side)}, attentions, why))
     return cases_of(modules)

@@ -16,6 +16,7 @@ from corpus.torch_export import Module, cases_of
 SIZES: dict[str, Any] = {"dim": 48, "depth": 2, "heads": 4, "attn_dim_head": 12}
 RUNS = (Run("inputs"), Run("longer", batch=3, length=11))
 MIXED = "heads are mixed in the scores or probabilities"
+LATENT = {"attn_use_latent_q": True, "attn_dim_latent_q": 16, "attn_use_latent_kv": True, "attn_dim_latent_kv": 16}
 OPTIONS: tuple[tuple[str, dict[str, Any], int | None, str], ...] = (
     ("plain", {}, None, ""),
     ("rotary", {"rotary_pos_emb": True}, None, ""),
@@ -39,6 +40,22 @@ OPTIONS: tuple[tuple[str, dict[str, Any], int | None, str], ...] = (
     ("rms", {"use_rmsnorm": True, "ff_glu": True}, None, ""),
     ("post-norm", {"pre_norm": False}, None, ""),
     ("talking-heads", {"attn_pre_talking_heads": True, "attn_post_talking_heads": True}, 0, MIXED),
+    ("sink", {"attn_head_learned_sink": True}, None, ""),
+    ("zero-kv", {"attn_add_zero_kv": True}, None, ""),
+    ("flash-memory", {"attn_flash": True, "attn_num_mem_kv": 3}, None, ""),
+    ("residual-attention", {"residual_attn": True}, None, ""),
+    ("polar", {"polar_pos_emb": True}, None, ""),
+    ("laser", {"attn_laser": True}, None, ""),
+    ("signed", {"attn_cog_signed": True}, None, ""),
+    ("inverted", {"attn_inverted_attention": True}, None, ""),
+    ("value-width", {"attn_value_dim_head": 20}, None, ""),
+    ("output-gate", {"attn_output_gate": True}, None, ""),
+    ("orthogonal-values", {"attn_orthog_projected_values": True}, None, ""),
+    ("alibi-of-the-data", {"attn_data_dependent_alibi": True, "attn_data_dependent_alibi_per_row": True}, None, ""),
+    ("latent", LATENT, None, ""),
+    ("hard", {"attn_hard": True}, 0, "one key of each row has all the weight"),
+    ("selective", {"attn_selective": True}, 0, "a bias is computed from the scores"),
+    ("cope", {"attn_use_cope": True}, 0, "a bias is computed from the scores"),
     ("top-k", {"attn_sparse_topk": 4}, 0, "all but the largest scores are masked"),
 )
 

@@ -13,7 +13,8 @@ from tests.support.text_graphs import Constant, TextGraph, name_of
 INPUTS = (
     "float[2,3,6,4] q, float[2,3,4,8] kt, float[2,3,8,4] k, float[4,8] w, "
     "float[6,4] a, float[8,4] b, float[8] bias, float[n] vector, "
-    "float[2,3,1,4] unit, float[2,3,m,4] some"
+    "float[2,3,1,4] unit, float[2,3,m,4] some, "
+    "float[2,4,n,m] map, float[5,4,1,1] taps, float[6,2,1,1] halves, float[5,4,1,2] pairs, float[5] five"
 )
 
 
@@ -44,6 +45,17 @@ def describe(found: Product | None) -> str | None:
         ("y = Add(q, q)", None),
         ("y = MatMul(vector, b)", None),
         ("y = my.MatMul(q, kt)", None),
+        ("y = Conv(map, taps)", "Reshape(taps, [5,4]),map: mk,AkBC->AmBC"),
+        (
+            "y = Conv <pads = [0, 0, 0, 0], strides = [1, 1], dilations = [3, 3]> (map, taps)",
+            "Reshape(taps, [5,4]),map: mk,AkBC->AmBC",
+        ),
+        ("y = Conv <strides = [1, 2]> (map, taps)", None),
+        ("y = Conv <pads = [0, 1, 0, 0]> (map, taps)", None),
+        ("y = Conv <group = 2> (map, halves)", None),
+        ("y = Conv(map, pairs)", None),
+        ("y = Conv(map, taps, five)", None),
+        ("p = Softmax <axis = 1> (map) y = Conv(p, taps)", None),
     ],
 )
 def test_product(body: str, said: str | None) -> None:
