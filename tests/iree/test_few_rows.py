@@ -106,7 +106,7 @@ def fused_in(proto: onnx.ModelProto) -> list[FusedLinear]:
         find_linear_sites(made, target=CUDA)
         find_norm_sites(made, target=CUDA)
         join_few_rows(made, target=CUDA)
-    assert {n for node in made.graph.node for n in node.input if n} <= {
+    assert {v.name for v in made.graph.output} | {n for node in made.graph.node for n in node.input if n} <= {
         *(v.name for v in (*made.graph.input, *made.graph.initializer)),
         *(o for node in made.graph.node for o in node.output),
     }

@@ -74,7 +74,7 @@ def distance(spec: NormSpec, run: Run) -> float:
             wanted = normalise(spec, operands)
             for got, want in zip(run(spec, lead, operands, rows), wanted, strict=True):
                 scale = np.linalg.norm(want) or 1.0
-                found = max(found, float(np.linalg.norm((got.astype(np.float64) - want).ravel() / scale)))
+                found = float(np.maximum(found, np.linalg.norm((got.astype(np.float64) - want).ravel() / scale)))
     return found
 
 

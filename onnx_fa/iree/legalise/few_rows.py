@@ -58,20 +58,18 @@ def join_few_rows(
     g = GraphWriter(model, held, target=target)
     found = _sites(g) if g.cuda is not None and g.cuda.is_gpu else []
     found = [_normed(g, site, found) for site in found]
-    made, gone, kernels = dict[int, onnx.NodeProto](), set[str](), dict[str, FusedLinear]()
+    made, gone, kernels = dict[int, onnx.NodeProto](), set[int](), dict[str, FusedLinear]()
     for site in found:
         value, passed = _passed(g, site.node.input[0])
         norm = g.maker(value) if site.spec.norm else None
         parts = [*site.products, *([norm] if norm is not None else [])]
         if len(parts) > 1:
             made[site.place] = _written(g, site, norm)
-            gone.update(n.name for n in (*parts, *site.between, *(passed if norm is not None else ())))
+            gone.update(g.place(n.output[0]) for n in (*parts, *site.between, *(passed if norm is not None else ())))
             kernels.update((n.name, site.spec) for n in parts)
     if not made:
         return list(linear), list(norms)
-    nodes = [
-        made.get(place, node) for place, node in enumerate(model.graph.node) if place in made or node.name not in gone
-    ]
+    nodes = [made.get(place, node) for place, node in enumerate(model.graph.node) if place in made or place not in gone]
     g.replace_nodes(nodes)
     return [_told(r, kernels, "LinearSite") for r in linear], [_told(r, kernels, "NormSite") for r in norms]
 

@@ -49,6 +49,9 @@ class FewBitsSource(FewSource):
         self.chunks = config.BK // self.bits.places // self.bytes
         self.all_chunks = spec.product.K // self.bits.places // self.bytes
         self.steps = -(-self.all_chunks // self.chunks)
+        self.room = float(self.bytes * self.bits.places << self.bits.bits)
+        """What the sum of a chunk may be larger than x by, before its scale: x is made smaller by as much, and the scale larger, so
+        that no sum overflows where the numbers that it is the sum of do not."""
 
     def program(self) -> Program:
         t, config = self.t, self.config
@@ -80,7 +83,10 @@ class FewBitsSource(FewSource):
             t.do(f"block = tl.minimum(block, {self.product.blocks - 1})")
         mask = f", mask=({inside})[:, None], other=0" if inside else ""
         gain = self.read("gain", 0, self.gain_type, mask) if self.gain_type else []
-        rows = [self.scaled(r, self.read("x", r * self.product.K, self.x_type, mask), gain) for r in self.rows]
+        rows = []
+        for r in self.rows:
+            x = self.scaled(r, self.read("x", r * self.product.K, self.x_type, mask), gain)
+            rows.append([t.let(f"{value} * {1 / self.room!r}") for value in x])
         for w in self.weights:
             numbers, scale = self.numbers(w, f", mask=({inside})[None, :, None], other=0" if inside else "")
             for r, x in zip(self.rows, rows, strict=True):
@@ -107,7 +113,7 @@ class FewBitsSource(FewSource):
         read = t.let(f"tl.load({weight.prefix}w + column{far}[:, None, None] * {depth} + here[None]{mask})")
         packed = t.let(f"{read}.to(tl.int32) & 255")
         scale = t.let(
-            f"tl.load({weight.prefix}scale + column[:, None] * {spec.blocks} + block[None, :]).to(tl.float32)"
+            f"tl.load({weight.prefix}scale + column[:, None] * {spec.blocks} + block[None, :]).to(tl.float32) * {self.room!r}"
         )
         zero = Weights(t, spec, weight.prefix).zero_point("block")
         zero = f"{zero}[:, :, None]" if bits.zeros else zero

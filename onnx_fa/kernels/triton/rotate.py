@@ -65,7 +65,7 @@ def rotation_program(spec: RotatedSpec, symbol: str) -> Program:
     if kept is None:
         rotate_into("out0", rotated)
     else:
-        batch = f"(s0 // tl.maximum({seqlen}, 1))"
+        batch = f"({rows} // tl.maximum({seqlen}, 1))"
         line = f"({first} + row % tl.maximum({seqlen}, 1)).to(tl.int64) * {batch} + row // tl.maximum({seqlen}, 1)"
         t.do(f"line = ({line}) * {kept.heads}")
         for test, target, at, before in (
