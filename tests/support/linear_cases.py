@@ -137,6 +137,7 @@ def draw_fused(spec: FusedLinear, seed: int = 0, size: float = 1.0) -> list[npt.
         given |= zip([*(f"g{name}" for name in names[:many]), *names[many:]], gate, strict=True)
     if spec.norm is not None:
         rng = np.random.default_rng(seed)
-        given["x"] = given["x"].astype(NUMPY[spec.norm.dtype])
+        x = rng.standard_normal(given["x"].shape) * size
+        given["x"] = x.astype(NUMPY[spec.norm.dtype])
         given["gain"] = rng.uniform(0.5, 1.5, spec.norm.N).astype(NUMPY[spec.norm.scale or "f32"])
     return [given[name] for name in spec.operand_names()]

@@ -79,15 +79,16 @@ def distance(spec: NormSpec, run: Run) -> float:
 
 
 def keeps_special_rows(spec: NormSpec, run: Run) -> bool:
-    """Whether rows of infinities, NaNs and zeros are NaN, and finite, where those of float64 are; and other rows unmoved."""
+    """Whether rows of infinities, NaNs, zeros and one large number are NaN, and finite, where those of float64 are; and other rows
+    unmoved."""
     lead = bound(spec, {"b": 2, "s": 7})
     operands = draw(spec, lead)
     plain = run(spec, lead, operands, 1)[0].reshape(-1, spec.N)
     x = operands[0].reshape(-1, spec.N)
-    x[0, 0], x[1, -1], x[2] = np.inf, np.nan, 0
+    x[0, 0], x[1, -1], x[2], x[3:4] = np.inf, np.nan, 0, LARGE[spec.dtype]
     got = run(spec, lead, operands, 4)[0].reshape(-1, spec.N).astype(np.float64)
     want = normalise(spec, operands)[0].reshape(-1, spec.N)
-    same = np.array_equal(np.isnan(got), np.isnan(want)) and np.array_equal(got[3:], plain[3:].astype(np.float64))
+    same = np.array_equal(np.isnan(got), np.isnan(want)) and np.array_equal(got[4:], plain[4:].astype(np.float64))
     near = 1e-2 if "bf16" in (spec.dtype, spec.result) else 2e-3
     return bool(same and np.allclose(np.nan_to_num(got[2]), np.nan_to_num(want[2]), atol=near))
 

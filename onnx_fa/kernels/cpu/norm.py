@@ -20,6 +20,8 @@ _NUMBERS = 8192
 """Of the rows of a workgroup, about: a worker has begun with the next one before it has finished more of them."""
 _STEPS = 512
 """Additions to one sum, at most, where rows are long."""
+_LEAST = 2.0**-126
+"""Below the square of a deviation that f32 can tell in a row that was made small."""
 _SMALL = 2.0**-80
 """Brings f32's largest numbers to where their squares can be added up."""
 
@@ -128,6 +130,8 @@ class NormBody:
         epsilon = t.f32(spec.epsilon)
         for _ in range(2 * (small != one)):
             epsilon = t.arith("mulf", epsilon, small, "f32")
+        if small != one and spec.epsilon:  # still more than nothing, for rows whose numbers are all the same
+            epsilon = t.let(f"arith.maximumf {epsilon}, {t.f32(_LEAST)} : f32")
         root = t.let(f"math.sqrt {t.arith('addf', square, epsilon, 'f32')} : f32")
         by, mean, small = (t.broadcast(x) for x in (t.arith("divf", one, root, "f32"), mean, small))
 

@@ -13,6 +13,8 @@ from onnx_fa.spec.norm import NormSpec
 
 ROWS = "s0"
 """The parameter that holds the number of rows."""
+_LEAST = 2.0**-126
+"""Below the square of a deviation that f32 can tell in a row that was made small."""
 _SMALL = 2.0**-80
 """Brings f32's largest numbers to where their squares can be added up."""
 
@@ -50,10 +52,9 @@ class NormSource:
         if spec.gives_sum:
             t.do("tl.store(out1 + at, rounded, mask=inside)")
         small = keep_finite(t, spec, "v", 1)
-        epsilon = f"{float(spec.epsilon)!r}"
         if small:
             t.do(f"v *= {small}[:, None]")
-            epsilon += f" * {small} * {small}"
+        epsilon = epsilon_of(spec, small)
         if spec.centred:
             t.do(f"v -= (tl.sum(v, 1) / {spec.N})[:, None]")
             if self.padded:
@@ -84,10 +85,19 @@ def keep_finite(t: Block, spec: NormSpec, v: str, axis: int) -> str:
     return "small"
 
 
+def epsilon_of(spec: NormSpec, small: str) -> str:
+    """The epsilon of rows that were made small: still more than nothing, where it was, for rows whose numbers are all the same."""
+    epsilon = f"{float(spec.epsilon)!r}"
+    if not small:
+        return epsilon
+    return f"tl.maximum({epsilon} * {small} * {small}, {_LEAST!r})" if spec.epsilon else "0.0"
+
+
 def write_reciprocal(t: Block, spec: NormSpec, v: str, axis: int) -> tuple[str, str]:
     """What numbers of a row that is not centred are to be multiplied by, before and behind all sums: a power of two, and the
     reciprocal of the root of their mean square."""
-    small = keep_finite(t, spec, v, axis) or "1.0"
-    t.do(f"{v} *= {small}")
+    small = keep_finite(t, spec, v, axis)
+    if small:
+        t.do(f"{v} *= {small}")
     square = t.let(f"tl.sum({v} * {v}, {axis}) / {spec.N}")
-    return small, f"1.0 / tl.sqrt_rn({square} + {float(spec.epsilon)!r} * {small} * {small})"
+    return small or "1.0", f"1.0 / tl.sqrt_rn({square} + {epsilon_of(spec, small)})"
