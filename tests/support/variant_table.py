@@ -147,6 +147,10 @@ GRAPHS: dict[str, tuple[str, str]] = {
         "a bias of Sq x Skv, which the model makes",
     ),
     "past keys and values, appended": ("tests/support/spellings_layout.py", "the model's own Concat; no further copy"),
+    "learned queries that are the weight of a convolution of one tap over a map (MGP-STR, TokenLearner)": (
+        "tests/support/spellings_layout.py",
+        "one site, the map's channels read as K; none where the convolution has a bias or groups",
+    ),
     "scores of parts of the keys, concatenated, and the probabilities cut again (Pegasus-X's local tokens)": (
         "tests/support/spellings_layout.py",
         "K and V concatenated, which copies them; parts that blocks or heads share are repeated; no mask on a part alone",
