@@ -69,8 +69,9 @@ APART = {
 }
 
 
-def model(body: str, lead: str = "1, 1", dtype: str = "float") -> onnx.ModelProto:
-    batch = lead.partition(", ")[0]
+def model(body: str, lead: str = "1, 1", dtype: str = "float", batch: str = "") -> onnx.ModelProto:
+    """The graph of a body; `batch` is what it says of the caches' second dim, that of `lead` unless it is given."""
+    batch = batch or lead.partition(", ")[0]
     cache = f"{dtype}[{CACHE}, {batch}, {HKV}, {D}]"
     shape = f"{dtype}[{lead}, {(HQ + 2 * HKV) * D}]"
     given = f"{shape} x, {shape} x2, int64[{lead}] at, int64[{lead}] at2, {cache} pk, {cache} pv"
@@ -133,6 +134,11 @@ def test_apart(name: str) -> None:
     """Where keys or values are something else, or read by others, the rotations are nodes of their own."""
     found = found_in(model(APART[name]))
     assert len(found) == 2 + (name == "values_rotated") and all(spec.kept is None for spec in found)
+
+
+def test_caches_of_a_batch_that_is_not_known_stay_apart() -> None:
+    found = found_in(model(WHOLE, batch="b"))
+    assert len(found) == 2 and all(spec.kept is None for spec in found)
 
 
 def test_text() -> None:

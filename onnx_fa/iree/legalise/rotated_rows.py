@@ -117,6 +117,9 @@ def _with_caches(g: GraphWriter, place: int, queries: Rotation, left: Mapping[in
     if len(of_keys) != 1:
         return None
     ((key_place, keys, key_rows),) = of_keys
+    lead = g.shape(queries.y) or []
+    if (g.shape(key_rows.cache) or [])[1:] != [lead[0], keys.read.heads, keys.read.D]:
+        return None  # sizes that the file says of one of them only
     for rows in appended:
         within = list(rows.nodes)
         shape = g.shape(rows.rows) or []
