@@ -351,6 +351,4 @@ class _SiteImporter(CallingImporter):
     def _call_row_site(self, node: onnx.NodeProto, spec: LinearSpec | NormSpec, name: str) -> bool:
         """A call of the kernel of a product with a weight, or of a norm, which the program has once for all of that name."""
         assert self.target is not None  # else no such node is written
-        self.functions.update(emit_site(spec, self.target))
-        self._call_site(node, name, [tensor_of(shape, dtype) for shape, dtype in spec.results])
-        return True
+        return self._call_spec(node, spec, name, emit_site(spec, self.target))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -38,6 +38,7 @@ from onnx_fa.kernels.cpu.sequence import SequenceConv
 from onnx_fa.kernels.cpu.top_k import TopK
 from onnx_fa.kernels.cpu.window import emit_window
 from onnx_fa.kernels.cpu.window_body import y_of
+from onnx_fa.kernels.mlir.entry import Site
 from onnx_fa.kernels.tiles.origin import BY_RULE
 from onnx_fa.spec.fused_linear import FusedLinear, fused_name
 from onnx_fa.spec.rotated import rotated_name
@@ -94,9 +95,7 @@ class CallingImporter(CheckedImporter):
         from onnx_fa.kernels.triton.rotate import emit_rotated  # for CUDA alone
 
         spec = rotated_spec_of(self._dims_and_types(node), attributes_of(node))
-        self.functions.update(emit_rotated(spec))
-        self._call_site(node, rotated_name(spec), [tensor_of(shape, dtype) for shape, dtype in spec.results])
-        return True
+        return self._call_spec(node, spec, rotated_name(spec), emit_rotated(spec))
 
     def _handle_node_FusedLinear(self, node: onnx.NodeProto) -> bool:
         if op_of(node) != FUSED_LINEAR:
@@ -104,9 +103,7 @@ class CallingImporter(CheckedImporter):
         from onnx_fa.kernels.triton.fused_linear import emit_fused  # for CUDA alone
 
         spec = FusedLinear.from_dict(json.loads(attributes_of(node)["spec"]))
-        self.functions.update(emit_fused(spec))
-        self._call_site(node, fused_name(spec), [tensor_of(shape, dtype) for shape, dtype in spec.results])
-        return True
+        return self._call_spec(node, spec, fused_name(spec), emit_fused(spec))
 
     def _handle_node_TopKSite(self, node: onnx.NodeProto) -> bool:
         if op_of(node) != TOP_K_SITE:
@@ -135,6 +132,12 @@ class CallingImporter(CheckedImporter):
         assert self.target is not None  # else no such node is written
         self.functions.update(kernel.texts(self.target))
         self._call_site(node, kernel.name, [mlir.Type.parse(result.type) for result in kernel.results])
+        return True
+
+    def _call_spec(self, node: onnx.NodeProto, spec: Site, name: str, texts: Mapping[str, str]) -> bool:
+        """A call of the function of that name, which stands for a spec and is among the texts; the program has each once."""
+        self.functions.update(texts)
+        self._call_site(node, name, [tensor_of(shape, dtype) for shape, dtype in spec.results])
         return True
 
     def _types(self, node: onnx.NodeProto) -> list[Any]:

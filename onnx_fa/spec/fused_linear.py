@@ -13,13 +13,14 @@ import numpy.typing as npt
 
 from onnx_fa.spec.expr import SCORE
 from onnx_fa.spec.linear import Bits, LinearSpec, multiply
+from onnx_fa.spec.named_operands import NamedOperands
 from onnx_fa.spec.norm import NormSpec, normalise
 from onnx_fa.spec.spec_json import fields_from_json, fields_to_json
 from onnx_fa.spec.terms import Dim, TensorArg
 
 
 @dataclass(frozen=True)
-class FusedLinear:
+class FusedLinear(NamedOperands):
     """`product` of x, or of its `norm`. With `gate`, a product of the same rows, tensor `gated` of `product` is what that gives.
 
     Raises ValueError where the parts do not fit together."""
@@ -57,17 +58,6 @@ class FusedLinear:
             found += _named(self.gate, "g", "u")
         own = _named(product, "", "t")
         return (*found, *(o for o in own if self.gate is None or o[0] != f"t{self.gated}"))
-
-    @property
-    def operand_shapes(self) -> tuple[tuple[Dim, ...], ...]:
-        return tuple(shape for _, shape, _ in self.operands)
-
-    @property
-    def operand_dtypes(self) -> tuple[str, ...]:
-        return tuple(dtype for _, _, dtype in self.operands)
-
-    def operand_names(self, tensor: str = "t") -> list[str]:
-        return [name for name, _, _ in self.operands]
 
     @property
     def results(self) -> tuple[tuple[tuple[Dim, ...], str], ...]:

@@ -18,11 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from onnx_fa.spec.dtypes import NUMPY
+from onnx_fa.spec.named_operands import NamedOperands
 from onnx_fa.spec.terms import Dim, FloatType
 
 
 @dataclass(frozen=True)
-class NormSpec:
+class NormSpec(NamedOperands):
     """`lead` are the dims of x (*lead, N) before the last, symbols for those that are known at run time only; `dtype` is the type
     of x, `result` that of y. `scale` and `bias` are the types of those tensors (N,), "" where there is none. With `skip` a second
     tensor of x's shape and type is added to x first, and with `gives_sum` the sum is the second result.
@@ -62,17 +63,6 @@ class NormSpec:
         found += [("skip", whole, self.dtype)] * self.skip
         found += [(name, (self.N,), t) for name, t in (("scale", self.scale), ("bias", self.bias)) if t]
         return tuple(found)
-
-    @property
-    def operand_shapes(self) -> tuple[tuple[Dim, ...], ...]:
-        return tuple(shape for _, shape, _ in self.operands)
-
-    @property
-    def operand_dtypes(self) -> tuple[str, ...]:
-        return tuple(dtype for _, _, dtype in self.operands)
-
-    def operand_names(self, tensor: str = "t") -> list[str]:
-        return [name for name, _, _ in self.operands]
 
     @property
     def results(self) -> tuple[tuple[tuple[Dim, ...], FloatType], ...]:

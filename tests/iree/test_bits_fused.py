@@ -8,7 +8,6 @@ from collections import Counter
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
 
 from onnx_fa.iree.compile import compile_model, import_model
 from onnx_fa.iree.inference import infer_types
@@ -16,6 +15,7 @@ from onnx_fa.iree.legalise.bits_fused import fuse_rounded
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.run import load_module
 from onnx_fa.spec.target import parse_target
+from tests.support.bits_graphs import complete
 from tests.support.joined_models import join_models
 from tests.support.ort_run import run
 
@@ -85,14 +85,7 @@ def model(body: str, lead: str = "1, n", dtype: str = "float") -> onnx.ModelProt
     }
     if "WIDE" not in body and "s4" in body:
         arrays["w2"] = arrays["w2"].reshape(K, 1, BLOCK)
-    for node in made.graph.node:  # as files say it: ONNX infers nothing of these ops
-        if node.op_type in ("MatMulNBits", "SimplifiedLayerNormalization") and node.output[0] != "y":
-            value = onnx.ValueInfoProto.FromString(made.graph.input[0].SerializeToString())
-            value.name = node.output[0]
-            made.graph.value_info.append(value)
-    read = {name for node in made.graph.node for name in node.input}
-    made.graph.initializer.extend(numpy_helper.from_array(a, name) for name, a in arrays.items() if name in read)
-    return made
+    return complete(made, arrays)
 
 
 def imported(proto: onnx.ModelProto) -> onnx.ModelProto:

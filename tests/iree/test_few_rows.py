@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from onnx import numpy_helper
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.iree.compile import import_model
@@ -29,6 +28,7 @@ from onnx_fa.spec.linear import Bits, LinearSpec, followed
 from onnx_fa.spec.norm import NormSpec
 from onnx_fa.spec.target import parse_target
 from onnx_fa.spec.terms import TensorArg
+from tests.support.bits_graphs import complete
 from tests.support.linear_cases import FUSED, draw_fused
 from tests.support.triton_sources import triton_sources
 
@@ -87,14 +87,7 @@ def model(body: str, lead: str = "1, 1", dtype: str = "float") -> onnx.ModelProt
     }
     if "s4" in body:
         arrays["w1"] = arrays["w1"].reshape(K, 1, BLOCK)
-    for node in made.graph.node:  # as files say it: ONNX infers nothing of these ops
-        if node.op_type in ("MatMulNBits", "SimplifiedLayerNormalization") and node.output[0] != "y":
-            value = onnx.ValueInfoProto.FromString(made.graph.input[0].SerializeToString())
-            value.name = node.output[0]
-            made.graph.value_info.append(value)
-    read = {name for node in made.graph.node for name in node.input}
-    made.graph.initializer.extend(numpy_helper.from_array(a, name) for name, a in arrays.items() if name in read)
-    return made
+    return complete(made, arrays)
 
 
 def fused_in(proto: onnx.ModelProto) -> list[FusedLinear]:

@@ -55,8 +55,10 @@ def join_few_rows(
 ) -> tuple[list[LinearReport], list[NormReport]]:
     """Writes a node for each such product, in place. Returns what is said of linear sites and of norms (`linear` and `norms`) with
     the names of these kernels."""
+    if target is None or not target.is_gpu:
+        return list(linear), list(norms)
     g = GraphWriter(model, held, target=target)
-    found = _sites(g) if g.cuda is not None and g.cuda.is_gpu else []
+    found = _sites(g) if g.cuda is not None else []
     found = [_normed(g, site, found) for site in found]
     made, gone, kernels = dict[int, onnx.NodeProto](), set[int](), dict[str, FusedLinear]()
     for site in found:

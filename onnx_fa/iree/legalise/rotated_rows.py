@@ -144,11 +144,8 @@ def _with_caches(g: GraphWriter, place: int, queries: Rotation, left: Mapping[in
 def _belong(g: GraphWriter, queries: Rotation, keys: Rotation) -> bool:
     """Whether a rotation is that of the keys of these queries: of the same rows, by the same tables."""
     alike = queries.read.x == keys.read.x and queries.read.D == keys.read.D
-    return alike and queries.read.width == keys.read.width and _is_same(g, queries, keys)
-
-
-def _is_same(g: GraphWriter, one: Rotation, other: Rotation) -> bool:
-    return _equal(g, one.cos, other.cos) and _equal(g, one.sin, other.sin)
+    alike = alike and queries.read.width == keys.read.width
+    return alike and _equal(g, queries.cos, keys.cos) and _equal(g, queries.sin, keys.sin)
 
 
 def _equal(g: GraphWriter, a: str, b: str) -> bool:

@@ -17,6 +17,7 @@ from onnx_fa.kernels.triton.executable import ArchCode, executable_text
 from onnx_fa.kernels.triton.few_source import MOST_ROWS, FewConfig
 from onnx_fa.kernels.triton.linear_bits import FewBitsSource, few_bits_config
 from onnx_fa.kernels.triton.linear_few import FewRowsSource, few_config
+from onnx_fa.kernels.triton.program import Program
 from onnx_fa.spec.fused_linear import FusedLinear, fused_name
 
 
@@ -47,6 +48,12 @@ _NORMED_NUMBERS = 7 << 20
 more for rows of 4096, 3200 take 7 more."""
 
 
+def program_of(spec: FusedLinear, config: FewConfig, symbol: str) -> Program:
+    """The source of the kernel for the product's kind of weight."""
+    source = FewBitsSource if spec.product.bits else FewRowsSource
+    return source(spec, config, symbol).program()
+
+
 def origin_of(spec: FusedLinear) -> Origin:
     """The tiles and where they are from."""
     config = config_of(spec)
@@ -61,8 +68,7 @@ def emit_fused(spec: FusedLinear) -> dict[str, str]:
         raise UnsupportedError("many rows, rows that are not known, or a weight that kernels of a few rows do not take")
     name, config = fused_name(spec), config_of(spec)
     symbol = f"{name}_few"
-    source = FewBitsSource if spec.product.bits else FewRowsSource
-    program = source(spec, config, symbol).program()
+    program = program_of(spec, config, symbol)
     codes = [ArchCode(arch, ptx.compile_program(program, arch, config.warps, config.stages)) for arch in ARCHITECTURES]
     entry = FusedEntry(spec, name, config)
     texts = {symbol: executable_text(symbol, program, codes, [config.splits] * len(codes))}

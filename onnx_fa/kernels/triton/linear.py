@@ -19,8 +19,7 @@ from onnx_fa.kernels.triton.config import ARCHITECTURES, f32_products
 from onnx_fa.kernels.triton.entry import Counters, dispatch
 from onnx_fa.kernels.triton.executable import executable_text
 from onnx_fa.kernels.triton.few_source import MOST_ROWS, FewConfig
-from onnx_fa.kernels.triton.linear_bits import FewBitsSource, few_bits_config
-from onnx_fa.kernels.triton.linear_few import FewRowsSource, few_config
+from onnx_fa.kernels.triton.fused_linear import config_of, program_of
 from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource
 from onnx_fa.kernels.triton.linear_tiles import DATABASE, measured_tiles, nearest
 from onnx_fa.kernels.triton.program import Program
@@ -111,10 +110,8 @@ def _code(spec: LinearSpec, symbol: str, arch: int, *, few: bool) -> tuple[Progr
     for wide in _tiles(spec, arch, few=few):
         config = replace(wide, BN=min(wide.BN, _widest(spec)))
         try:
-            if isinstance(config, FewConfig) and spec.bits is not None:
-                program = FewBitsSource(FusedLinear(spec), config, symbol).program()
-            elif isinstance(config, FewConfig):
-                program = FewRowsSource(FusedLinear(spec), config, symbol).program()
+            if isinstance(config, FewConfig):
+                program = program_of(FusedLinear(spec), config, symbol)
             else:
                 program = LinearSource(spec, config, symbol, f32_products(config.BM, config.warps, arch)).program()
             code = ptx.compile_program(program, arch, config.warps, config.stages)
@@ -138,7 +135,7 @@ def _widest(spec: LinearSpec) -> int:
 def _tiles(spec: LinearSpec, arch: int, *, few: bool) -> list[LinearConfig | FewConfig]:
     """Tiles, the best first, for where they do not fit."""
     if spec.rows is not None and spec.rows <= MOST_ROWS:
-        return [few_config(spec) if spec.bits is None else few_bits_config(spec)]
+        return [config_of(FusedLinear(spec))]
     wide = spec.dtype == "f32"
     if few:
         # Enough workgroups for all multiprocessors, each with as much on its way from memory as it can have.

@@ -30,7 +30,11 @@ def few_bits_config(spec: LinearSpec, weights: int = 1) -> FewConfig:
     bits = spec.bits
     assert bits is not None
     columns, row = weights * spec.N, spec.K // bits.places
-    along = 1024 if columns < 3072 or spec.K >= 8192 else 512 if spec.K >= 4096 else 256
+    along = 256
+    if columns < 3072 or spec.K >= 8192:
+        along = 1024
+    elif spec.K >= 4096:
+        along = 512
     along = max(bytes_of_chunk(bits), min(along, power_of_two(row)))
     BN = 4 if columns >= 1056 else 2
     warps = max(1, min(8, BN * along // (32 * _LOAD)))
