@@ -42,7 +42,7 @@ SIZES = (
     (1536, 32000),
 )
 """K and N."""
-TILES = ((2, 256, 1), (4, 256, 2), (4, 512, 4), (4, 1024, 4), (4, 1024, 8), (8, 512, 8))
+TILES = ((8, 1024, 4), (8, 512, 2), (8, 256, 1), (4, 1024, 4))
 """Columns, bytes of a row in a step, and warps."""
 BYTES, SAMPLES, REPLAYS = 2e8, 9, 4
 _SILU = Apply("Mul", SCORE, Apply("Sigmoid", SCORE))
@@ -95,7 +95,7 @@ def measure(name: str, K: int, N: int, spec: FusedLinear) -> Iterator[Row]:
 
     weights = 2 if spec.gate else 1
     many = max(2, int(BYTES / (N * K * 0.625 * weights)))
-    own = few_bits_config(spec.product, weights)
+    own = few_bits_config(spec.product)
     tiles = dict.fromkeys([own, *(FewConfig(BN, 2 * along, 1, warps) for BN, along, warps in TILES)])
     given = draw(spec, 0)
     want = multiply_fused(spec, [x.view(np.uint8) if x.dtype == np.int8 else x for x in given])

@@ -19,11 +19,12 @@ from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.few_source import FewConfig
 from onnx_fa.kernels.triton.linear import _tiles, _widest, emit_linear
-from onnx_fa.kernels.triton.linear_bits import bytes_of_chunk, few_bits_config
+from onnx_fa.kernels.triton.linear_bits import FewBitsSource, bytes_of_word, few_bits_config
 from onnx_fa.kernels.triton.linear_few import few_config
 from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource
 from onnx_fa.kernels.triton.linear_tiles import all_measured, measured_tiles
 from onnx_fa.spec.expr import Tensor
+from onnx_fa.spec.fused_linear import FusedLinear
 from onnx_fa.spec.linear import Bits, LinearSpec, biased, linear_name, multiply, unpacked, weight_of
 from onnx_fa.spec.target import parse_target
 from onnx_fa.spec.terms import TensorArg
@@ -197,12 +198,25 @@ def test_names() -> None:
 
 
 def test_tiles_of_few_bits() -> None:
-    """A thread has a load of 16 bytes, or what lies in a block, at each step; more of a row where columns are few or rows long."""
+    """A thread has a word of 8 bytes, or what lies in a block, of each of 8 columns at each step. Long rows, and
+    those of many columns, have fewer threads, short ones no more than they need."""
     bits = Bits(4, 32, "f32")
-    assert few_bits_config(LinearSpec((1,), 1536, 4096, "f32", True, bits)) == FewConfig(4, 512, 1, 2)
-    assert few_bits_config(LinearSpec((1,), 1536, 1536, "f32", True, bits)) == FewConfig(4, 2048, 1, 8)
-    assert few_bits_config(LinearSpec((1,), 1536, 1536, "f32", True, bits), weights=2) == FewConfig(4, 512, 1, 2)
-    assert few_bits_config(LinearSpec((1,), 4096, 512, "f32", True, bits)).BN == 2
-    assert few_bits_config(LinearSpec((1,), 64, 4096, "f32", True, bits)).BK == 64
-    sizes = {Bits(4, 16, "f32"): 8, Bits(4, 48, "f32"): 8, Bits(8, 128, "f32"): 16, Bits(2, 16, "f32"): 4}
-    assert {b: bytes_of_chunk(b) for b in sizes} == sizes
+    assert few_bits_config(LinearSpec((1,), 1536, 4096, "f32", True, bits)) == FewConfig(8, 2048, 1, 4)
+    assert few_bits_config(LinearSpec((1,), 12800, 4096, "f32", True, bits)) == FewConfig(8, 1024, 1, 2)
+    assert few_bits_config(LinearSpec((1,), 1536, 32000, "f32", True, bits)) == FewConfig(8, 512, 1, 1)
+    assert few_bits_config(LinearSpec((1,), 4096, 1536, "f32", True, bits)).BN == 4
+    assert few_bits_config(LinearSpec((1,), 64, 4096, "f32", True, bits)) == FewConfig(8, 64, 1, 1)
+    sizes = {Bits(4, 16, "f32"): 8, Bits(4, 48, "f32"): 8, Bits(8, 128, "f32"): 8, Bits(2, 16, "f32"): 4}
+    assert {b: bytes_of_word(b) for b in sizes} == sizes
+
+
+def test_numbers_of_words_are_one_instruction_each() -> None:
+    """PTX has an instruction for each number of a word; steps are written out while a thread's words fit its registers,
+    else two of three, and the third behind the loop."""
+    spec = FusedLinear(LinearSpec((1,), 1536, 64, "f32", True, Bits(4, 32, "f32")))
+    for config, joined in ((FewConfig(8, 2048, 1, 4), 16), (FewConfig(8, 512, 1, 1), 16)):
+        program = FewBitsSource(spec, config, "few").program()
+        assert program.text.count("lop3.b32") == joined
+        assert ("loop_unroll_factor=2" in program.text) == (config.BK == 512)
+        text = ptx.compile_program(program, 90, config.warps, 1).text
+        assert text.count("lop3.b32") == joined * config.BN * (1 if config.BK == 2048 else 3)

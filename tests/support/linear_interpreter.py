@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from onnx_fa.kernels.triton.few_source import MOST_ROWS, FewConfig
 from onnx_fa.kernels.triton.linear_bits import FewBitsSource
 from onnx_fa.kernels.triton.linear_few import FewRowsSource
 from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource
+from onnx_fa.kernels.triton.program import Program
 from onnx_fa.kernels.triton.ptx import load_function
 from onnx_fa.spec.fused_linear import FusedLinear, multiply_fused
 from onnx_fa.spec.linear import LinearSpec, multiply
@@ -30,6 +33,19 @@ quicken()
 
 LARGE = 5e37
 """Numbers of x whose products with those of a weight f32 holds, and with its integers it does not."""
+
+
+_JOINED = (
+    r"tl\.inline_asm_elementwise\('{ \.reg \.b32 e; mov\.b32 e, (\w+); lop3\.b32 \$0, \$1, (\w+), e, 0xEA; }', "
+    r"'=r,r', \[(\w+)\], .*?\)\."
+)
+
+
+def without_assembly(program: Program) -> Program:
+    """The program with what its one instruction in assembly does as operations: the interpreter has no assembly."""
+    text = re.sub(_JOINED, r"((\3 & \2) | \1).", program.text)
+    assert "asm" not in text
+    return replace(program, text=text)
 
 
 def is_cut(spec: LinearSpec) -> bool:
@@ -46,7 +62,7 @@ def run(spec: LinearSpec, lead: tuple[int, ...], operands: list[Any]) -> Any:
     if few:
         config = FewConfig(4, 4 * step, 1) if spec.bits else FewConfig(32, step, 3)
     if isinstance(config, FewConfig) and spec.bits is not None:
-        program = FewBitsSource(FusedLinear(spec), config, "linear").program()
+        program = without_assembly(FewBitsSource(FusedLinear(spec), config, "linear").program())
     elif isinstance(config, FewConfig):
         program = FewRowsSource(FusedLinear(spec), config, "linear").program()
     else:
@@ -74,7 +90,7 @@ def run_fused(spec: FusedLinear, operands: list[Any]) -> Any:
     source, config = FewRowsSource, FewConfig(32, 16, 3)
     if product.bits is not None:
         source, config = FewBitsSource, FewConfig(8, 64 * product.bits.places, 1)
-    program = source(spec, config, "fused").program()
+    program = without_assembly(source(spec, config, "fused").program())
     dtype = torch.float32 if product.dtype == "f32" else torch.float16
     outs = [torch.full((product.rows, columns), float("nan"), dtype=dtype) for columns in product.widths]
     inputs = [torch.from_numpy(np.ascontiguousarray(x.view(np.int8) if x.dtype == np.uint8 else x)) for x in operands]

@@ -38,14 +38,14 @@ def _may_norm(spec: FusedLinear) -> bool:
 
 def config_of(spec: FusedLinear) -> FewConfig:
     """The tiles."""
-    return few_bits_config(spec.product, 2 if spec.gate else 1) if spec.product.bits else few_config(spec.product)
+    return few_bits_config(spec.product) if spec.product.bits else few_config(spec.product)
 
 
 _MOST_NORMED = 1 << 14
 """Numbers of a row whose norm a workgroup takes for itself."""
-_NORMED_NUMBERS = 7 << 20
-"""So many numbers are read for norms beside each weight, at most (benchmarks/linear-few-bits-h200.csv): 1024 workgroups take 1.3 us
-more for rows of 4096, 3200 take 7 more."""
+_NORMED_NUMBERS = 5 << 20
+"""So many numbers are read for norms beside each weight, at most (benchmarks/linear-few-bits-h200.csv): 512 workgroups take 2.2 us
+more for rows of 4096, 1600 take 6.8 more, which is longer than a dispatch."""
 
 
 def program_of(spec: FusedLinear, config: FewConfig, symbol: str) -> Program:
