@@ -17,8 +17,8 @@ import pytest
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.iree.run import load_module
-from onnx_fa.kernels.cpu.linear import emit_linear, emit_with, kept_why, panel_of, tiles_for
-from onnx_fa.kernels.cpu.linear_body import LinearTiles, panels_of
+from onnx_fa.kernels.cpu.linear import emit_linear, kept_why, panel_of, tiles_for
+from onnx_fa.kernels.cpu.linear_body import LinearTiles
 from onnx_fa.kernels.cpu.linear_measured import COMPILER
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.kernels.tiles.database import FOLDER_ENV, Database, read_database
@@ -325,13 +325,3 @@ def test_code_of_bytes(dtype: str, tmp_path: Path) -> None:
 def test_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError, match="linear site"):
         emit_linear(replace(packed(CASES["plain"]), **changes), parse_target("cpu-avx512"))
-
-
-def test_a_few_rows_have_workgroups_for_many_cores() -> None:
-    tiles, one = LinearTiles(16, 1, 8, 4, 4, 3), LinearSpec((1,), 4096, 11008, "f32", panel=48)
-    assert panels_of(replace(one, N=5000), tiles) == 3  # 105 panels: 35 workgroups
-    assert [panels_of(replace(one, N=N), tiles) for N in (96, 2048, 4096, 11008)] == [1, 1, 2, 4]
-    assert panels_of(replace(one, N=64000), tiles) == 4
-    assert panels_of(replace(one, lead=(5,), N=4096), tiles) == panels_of(replace(one, lead=("n",)), tiles) == 4
-    text = emit_with(replace(one, N=4096), parse_target("cpu-avx512"), tiles)
-    assert "arith.constant 43 : index" in "\n".join(text.values())

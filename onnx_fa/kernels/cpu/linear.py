@@ -12,6 +12,7 @@ from onnx_fa.kernels.cpu.linear_staged import StagedBody
 from onnx_fa.kernels.cpu.linear_tiles import ByteTiles, PairTiles
 from onnx_fa.kernels.cpu.linear_words import WidenedBytes, WidenedPairs
 from onnx_fa.kernels.cpu.row_dispatch import RowEntry, joined, tile_height
+from onnx_fa.kernels.cpu.workgroups import WORKERS
 from onnx_fa.kernels.tiles.origin import UNKNOWN, Origin, built_in, measured
 from onnx_fa.spec.linear import LinearSpec, in_a_word, linear_name
 from onnx_fa.spec.target import Target
@@ -166,7 +167,8 @@ def emit_with(spec: LinearSpec, target: Target, tiles: LinearTiles) -> dict[str,
         raise UnsupportedError(f"vector kernel, linear site: {spec.dtype}, panels of {spec.panel}")
     name = linear_name(spec)
     symbol = f"{name}_tiles"
-    body, flat = _body_of(spec, target)(spec, tiles), operands_of(spec)
+    workers = (target.cores,) if target.cores else WORKERS
+    body, flat = _body_of(spec, target)(spec, tiles, workers), operands_of(spec)
     own = [(*spec.lead, steps_of(spec)), flat[1].shape, *spec.operand_shapes[2:]]
     function = RowEntry(spec, name).text_lines(symbol, spec.lead, own, flat, outputs_of(spec))
     return {symbol: joined(body.executable(symbol)), name: joined(function)}

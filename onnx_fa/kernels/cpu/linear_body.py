@@ -13,6 +13,7 @@ from dataclasses import astuple, dataclass
 from onnx_fa.kernels.cpu.addresses import Addresses
 from onnx_fa.kernels.cpu.epilogues import EpilogueVectors, tensor_operands
 from onnx_fa.kernels.cpu.row_dispatch import load, make_executable, store
+from onnx_fa.kernels.cpu.workgroups import WORKERS, panels_by_blocks, panels_together
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.spec.linear import LinearSpec
@@ -26,16 +27,12 @@ NARROW = ("f16", "bf16")
 _SUMS = {16: 24, 8: 12, 4: 24}
 """Of a small tile, by the lanes of a vector: they leave registers for its factors (AVX2 has 16, the others 32)."""
 
-FEWEST_GROUPS = 32
-"""Workgroups of a few rows, whose time is that of reading the weight. A worker of IREE's takes eight at a time where there are
-eight for each, so that more of them are shared out less evenly."""
-
 
 @dataclass(frozen=True)
 class LinearTiles:
     """A register tile has `rows` rows of x and `vectors` vectors of `lanes` columns, as many as a panel has; `unroll` steps of K
-    are written out. A workgroup has `down` tiles of `across` panels, or of fewer (panels_of). Raises ValueError for what is not
-    positive."""
+    are written out. A workgroup has `down` tiles of some `across` panels (workgroups.py says of how many). Raises ValueError for
+    what is not positive."""
 
     lanes: int
     rows: int
@@ -47,13 +44,6 @@ class LinearTiles:
     def __post_init__(self) -> None:
         if min(astuple(self)) < 1:
             raise ValueError(f"tiles must be positive: {self}")
-
-
-def panels_of(spec: LinearSpec, tiles: LinearTiles) -> int:
-    """The panels of a workgroup: of rows that one of them holds, no more than leave FEWEST_GROUPS."""
-    if spec.rows is None or spec.rows > tiles.rows * tiles.down:
-        return tiles.across
-    return max(1, min(tiles.across, spec.panels // FEWEST_GROUPS))
 
 
 def operands_of(spec: LinearSpec) -> list[Operand]:
@@ -84,28 +74,49 @@ class LinearBody:
     addresses: Addresses | None = None
     sum_element = "f32"
 
-    def __init__(self, spec: LinearSpec, tiles: LinearTiles) -> None:
+    def __init__(self, spec: LinearSpec, tiles: LinearTiles, workers: Sequence[int] = WORKERS) -> None:
+        """`workers`: the numbers of them that share the workgroups."""
         self.spec, self.tiles, self.t = spec, tiles, Lanes(tiles.lanes)
         self.operands, self.outputs = operands_of(spec), outputs_of(spec)
         self.y_type, self.first_column = "", 0  # of the result whose columns are being computed
-        self.vectors, self.panels = spec.panel // tiles.lanes, panels_of(spec, tiles)
+        self.vectors, self.workers = spec.panel // tiles.lanes, tuple(workers)
         self.then = EpilogueVectors(self.t, spec.then, spec.tensors, spec.N)
 
     def executable(self, symbol: str) -> list[str]:
         spec, tiles = self.spec, self.tiles
-        across = -(-spec.panels // self.panels)
-        if spec.rows is not None:
-            count = [f"%x = arith.constant {-(-spec.rows // (tiles.rows * tiles.down)) * across} : index"]
-        else:
-            count = [
-                f"%high = arith.constant {tiles.rows * tiles.down} : index",
-                f"%across = arith.constant {across} : index",
-                "%down = arith.ceildivui %rows, %high : index",
-                "%x = arith.muli %down, %across : index",
-            ]
-        return make_executable(symbol, self.operands, self.outputs, count, self._body(across), helper=self.addresses)
+        rows = "%rows" if spec.rows is None else "%known"
+        lines, together = self._panels_together("%down")
+        count = [
+            f"%known = arith.constant {spec.rows or 0} : index",
+            f"%high = arith.constant {tiles.rows * tiles.down} : index",
+            f"%down = arith.ceildivui {rows}, %high : index",
+            *lines,
+            f"%panels = arith.constant {spec.panels} : index",
+            f"%across = arith.ceildivui %panels, {together} : index",
+            "%x = arith.muli %down, %across : index",
+        ]
+        return make_executable(symbol, self.operands, self.outputs, count, self._body(), helper=self.addresses)
 
-    def _body(self, across: int) -> list[str]:
+    def _panels_together(self, blocks: str) -> tuple[list[str], str]:
+        """Lines that make the number of panels of a workgroup, which depends on how many blocks of rows there are, and its name."""
+        spec, tiles, name = self.spec, self.tiles, "%together"
+        if spec.rows is not None:
+            known = -(-spec.rows // (tiles.rows * tiles.down))
+            together = panels_together(known, spec.panels, tiles.across, self.workers)
+            return [f"{name} = arith.constant {together} : index"], name
+        *some, (_, last) = panels_by_blocks(spec.panels, tiles.across, self.workers)
+        lines = [f"{name} = arith.constant {last} : index"]
+        for i, (most, together) in enumerate(reversed(some)):
+            lines += [
+                f"%most{i} = arith.constant {most} : index",
+                f"%some{i} = arith.constant {together} : index",
+                f"%few{i} = arith.cmpi ule, {blocks}, %most{i} : index",
+                f"%together{i} = arith.select %few{i}, %some{i}, {name} : index",
+            ]
+            name = f"%together{i}"
+        return lines, name
+
+    def _body(self) -> list[str]:
         t, spec, tiles = self.t, self.spec, self.tiles
         self.loaded = {x.name: load(t, x, "readonly", ["0"] * len(x.shape), x.shape) for x in self.operands}
         results = [load(t, y, "writeonly", ["0", "0"], y.shape) for y in self.outputs]
@@ -116,8 +127,11 @@ class LinearBody:
         downs = t.arith("ceildivui", self.rows, t.index(tiles.rows * tiles.down))
         first_row = t.arith("muli", t.arith("remui", group, downs), t.index(tiles.rows * tiles.down))
         last_row = t.arith("minsi", t.shifted(first_row, tiles.rows * tiles.down), self.rows)
-        first_panel = t.arith("muli", t.arith("divui", group, downs), t.index(self.panels))
-        last_panel = t.arith("minsi", t.shifted(first_panel, self.panels), t.index(spec.panels))
+        lines, together = self._panels_together(downs)
+        for line in lines:
+            t.do(line)
+        first_panel = t.arith("muli", t.arith("divui", group, downs), together)
+        last_panel = t.arith("minsi", t.arith("addi", first_panel, together), t.index(spec.panels))
         made = self._results(
             [y for y, _ in results], [type_ for _, type_ in results], (first_row, last_row), (first_panel, last_panel)
         )

@@ -8,10 +8,12 @@ Each word becomes two factors: of a pair of bf16 two f32, whose upper halves the
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 from onnx_fa.kernels.cpu.linear_body import LinearBody, LinearTiles, steps_of
 from onnx_fa.kernels.cpu.linear_pairs import ByteBody
 from onnx_fa.kernels.cpu.linear_staged import StagedBody
+from onnx_fa.kernels.cpu.workgroups import WORKERS
 from onnx_fa.spec.linear import LinearSpec
 
 _UPPER = -0x10000
@@ -22,8 +24,8 @@ class StagedWords(StagedBody):
     """Products of words that become factors in a block of memory, or in registers for a few rows. The first factors of a block's
     words lie before their second ones, those of x as those of the weight, so that nothing is interleaved."""
 
-    def __init__(self, spec: LinearSpec, tiles: LinearTiles) -> None:
-        super().__init__(spec, tiles)
+    def __init__(self, spec: LinearSpec, tiles: LinearTiles, workers: Sequence[int] = WORKERS) -> None:
+        super().__init__(spec, tiles, workers)
         self.stages_x, self.steps = True, 2 * steps_of(spec)
 
     @abstractmethod
