@@ -44,6 +44,7 @@ from onnx_fa.iree.legalise.known_operands import known_bounds, write_known_opera
 from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE, linear_attention_spec_of
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites, spec_of
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_spec_of
+from onnx_fa.iree.legalise.nothing import write_nothing
 from onnx_fa.iree.legalise.packed_rows import APART, keep_rows_apart
 from onnx_fa.iree.legalise.rotations import find_rotations
 from onnx_fa.iree.legalise.rules import legalize
@@ -120,6 +121,7 @@ def import_mlir(
     if raised is not typed:
         typed = raised
         infer_types(typed, sites, data_prop=data_prop)
+    write_nothing(typed, held)
     facts = thread_facts(typed, {name: site.spec for name, site in sites.items()}, target)
     write_shuffled(typed, held, target=target)
     put_channels_last(typed, held, target=target)

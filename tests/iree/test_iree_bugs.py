@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from onnx_fa.errors import CompileError, RunError
-from onnx_fa.iree.compile import KEEP_F64
+from onnx_fa.iree.compile import KEEP_F64, MODEL_FLAGS
 from onnx_fa.iree.compiler import find_compiler, iree_compile
 from onnx_fa.iree.drivers import runtime
 from onnx_fa.iree.run import load_module, tool_path
@@ -213,6 +213,19 @@ def test_empty_gather(tmp_path: Path) -> None:
         _compiled("empty_gather", tmp_path)
         pytest.fail(REPAIRED)
     assert caught.value.returncode < 0, REPAIRED  # killed by a signal
+
+
+def test_product_of_nothing(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        _compiled("product_of_nothing", tmp_path)
+        pytest.fail(REPAIRED)
+    assert caught.value.returncode < 0, REPAIRED  # killed by a signal
+
+
+def test_recurrent_free(tmp_path: Path) -> None:
+    x = np.random.default_rng(1).standard_normal((5, 3, 5)).astype(np.float32)
+    first, *_, second, _, _ = load_module(_compiled("recurrent_free", tmp_path, *MODEL_FLAGS["llvm-cpu"]))(x, x)
+    assert np.abs(first - second).max() > 1e-3, REPAIRED
 
 
 def test_equal_choice(tmp_path: Path) -> None:

@@ -98,6 +98,38 @@ def test_the_last_cell_behind_other_gates_is_refused() -> None:
         legalize(layers("LSTM", {"activations": ["Relu", "Tanh", "Tanh"]}))
 
 
+@pytest.mark.parametrize("op", list(GATES))
+@pytest.mark.parametrize(("steps", "batch"), [(0, 3), (0, 0), (4, 0)])
+def test_nothing_written_in_the_file(op: str, steps: int, batch: int, tmp_path: Path) -> None:
+    """No steps, no sequences or neither: results are without elements or 0."""
+    model = layers(op, *DIRECTIONS, lengths=False)
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.FLOAT, [steps, batch, IN]))
+    for tensor in model.graph.initializer:
+        if tensor.name.startswith("h"):
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor)[:, :batch].copy(), tensor.name))
+    onnx_fa.compile(model, tmp_path / "m.vmfb")
+    have = iter(onnx_fa.run(tmp_path / "m.vmfb", np.zeros((steps, batch, IN), np.float32)))
+    for output in model.graph.output:
+        ways, got = 2 if output.name[-1] == "2" else 1, np.asarray(next(have))
+        assert got.shape == (*[steps] * (output.name[:-1] == "y"), ways, batch, H) and not got.any()
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes", "why"),
+    [
+        ("LSTM", ("S", "B"), "'layer0': LSTM of a free length and a free batch"),
+        ("GRU", ("S", B), "'layer0': GRU of a free length, "),
+        ("RNN", (SQ, "B"), "'layer0': RNN of a free batch, "),
+    ],
+)
+def test_free_sizes_that_iree_mixes_up_are_refused(op: str, sizes: tuple[int | str, int | str], why: str) -> None:
+    """Of several LSTMs of a free length and a free batch each may have results of another."""
+    model = layers(op, {}, lengths=False)
+    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.FLOAT, [*sizes, IN]))
+    with pytest.raises(ModelError, match=why):
+        legalize(model)
+
+
 @pytest.mark.parametrize(("op", "way"), [("LSTM", "forward"), ("LSTM", "bidirectional"), ("GRU", "forward")])
 def test_what_iree_has_stays(op: str, way: str) -> None:
     model = layers(op, {"direction": way}, lengths=False)

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.kernel_report import NormReport
+from onnx_fa.iree.legalise.exact_means import exact_means
 from onnx_fa.iree.legalise.norm_spelling import Spelled, read_norm
 from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of, declare_own_nodes, named_dims
 from onnx_fa.kernels.row_sites import kept_why, origin_of
@@ -47,7 +48,7 @@ def find_norm_sites(
         return []
     g = GraphWriter(model, held, target=target)
     taken, made, told = set[int](), dict[int, onnx.NodeProto](), list[NormReport]()
-    gone = set[str]()
+    gone, exact = set[str](), dict[int, list[onnx.NodeProto]]()
     for place, node in enumerate(model.graph.node):
         norm = norm_at(g, node, place)
         if norm is None or not taken.isdisjoint(norm.places) or not gone.isdisjoint(norm.inputs):
@@ -56,13 +57,17 @@ def find_norm_sites(
         whole = with_sum(g, norm, taken)
         if why := kept_why(whole.spec, target):
             told.append(NormReport(name, norm.spec, kept=why))
+            exact |= exact_means(g, norm.places)
             continue
         taken.update(whole.places)
         gone |= {name for at in whole.places for name in model.graph.node[at].output} - set(whole.outputs)
         made[max(whole.places)] = _site(g, whole, name)
         told.append(NormReport(name, whole.spec, norm_name(whole.spec), origin=origin_of(whole.spec, target)))
     nodes = [
-        made.get(place, node) for place, node in enumerate(model.graph.node) if place in made or place not in taken
+        written
+        for place, node in enumerate(model.graph.node)
+        if place in made or place not in taken
+        for written in ([made[place]] if place in made else exact.get(place, [node]))
     ]
     g.replace_nodes(nodes)
     if made:

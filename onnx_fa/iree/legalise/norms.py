@@ -14,9 +14,7 @@ from onnx import TensorProto
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
-from onnx_fa.iree.legalise.writer import FLOATS, NARROW, GraphWriter, attr_of, named_dims
-from onnx_fa.kernels.row_sites import kept_why
-from onnx_fa.spec.norm import NormSpec
+from onnx_fa.iree.legalise.writer import FLOATS, NARROW, GraphWriter, attr_of
 
 _SKIP_EPSILON = 1e-12
 """The default of SkipLayerNormalization and EmbedLayerNormalization."""
@@ -93,8 +91,8 @@ def embed_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
 
 def instance_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """InstanceNormalization of (N, C, D1 ... Dn): a norm of rows where the target has a kernel for so many numbers. With sizes
-    that only a run knows IREE takes wrong means (docs/developer/iree-bugs.md), NaN for most inputs; others it computes rightly."""
+    """InstanceNormalization of (N, C, D1 ... Dn): a norm of rows where the target has kernels of such. With sizes that only a run
+    knows IREE takes wrong means (docs/developer/iree-bugs.md), NaN for most inputs."""
     x, scale, bias = node.input
     kind, shape = g.types.get(x, (0, None))
     if not kind or shape is None:
@@ -102,7 +100,7 @@ def instance_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
     numbers = _numbers_of(shape[2:])
     groups = shape[1]
     epsilon = attr_of(node, "epsilon", 1e-5)
-    if numbers and isinstance(groups, int) and _has_kernel(g, shape[:2], numbers, kind, epsilon):
+    if numbers and isinstance(groups, int) and 0 not in shape[:2] and _reads_norms(g, kind):
         _norm_of_groups(g, node, groups, numbers, (scale, bias))
         return True
     if numbers is not None:
@@ -110,13 +108,33 @@ def instance_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
     hint = node.name or "InstanceNormalization"
     stash = TensorProto.FLOAT if kind in NARROW else kind
     axes = list(range(2, len(shape)))
-    wide = g.cast(x, kind, stash, hint)
-    centred = g.add("Sub", [wide, g.mean(wide, axes, hint)], hint)
+    centred = centred_of(g, g.cast(x, kind, stash, hint), axes, hint)
     normal = normal_of(g, centred, stash, axes, epsilon, hint)
     rows = g.const(np.array([-1, *[1] * len(axes)], np.int64), hint)
     factor, summand = (g.cast(g.add("Reshape", [v, rows], hint), kind, stash, hint) for v in (scale, bias))
     scaled = g.add("Add", [g.add("Mul", [normal, factor], hint), summand], hint)
     g.cast(scaled, stash, kind, hint, out=node.output[0])
+    return True
+
+
+def layer_norm(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """LayerNormalization over several axes of known sizes: a norm of rows."""
+    x, *weights = node.input
+    kind, shape = g.types.get(x, (0, None))
+    if shape is None or not _reads_norms(g, kind) or 0 in shape or any(node.output[1:]):
+        return False
+    axis = attr_of(node, "axis", -1) % len(shape)
+    numbers = _numbers_of(shape[axis:])
+    lead = [d if isinstance(d, int) else -1 for d in shape[:axis]]
+    if axis == len(shape) - 1 or numbers is None or lead.count(-1) > 1:
+        return False
+    if any(g.shape(name) != shape[axis:] for name in weights if name):
+        return False
+    hint = node.name or "LayerNormalization"
+    flat = [g.reshape(x, [-1, numbers], hint), *(g.reshape(w, [-1], hint) if w else "" for w in weights)]
+    more = {name: attr_of(node, name, of) for name, of in (("epsilon", 1e-5), ("stash_type", TensorProto.FLOAT))}
+    made = g.add("LayerNormalization", flat, hint, axis=-1, **more)
+    g.reshape(made, [*lead, *(int(d or 0) for d in shape[axis:])], hint, out=node.output[0])
     return True
 
 
@@ -140,13 +158,12 @@ def _numbers_of(sizes: Sequence[int | str | None]) -> int | None:
     return math.prod(known) if len(known) == len(sizes) else None
 
 
-def _has_kernel(g: GraphWriter, rows: Sequence[int | str | None], numbers: int, kind: int, epsilon: float) -> bool:
-    """Whether rows of so many numbers have a kernel of this project; an image of nothing has none. The norm is the one that the
-    site will be: Triton's code is kept by it, and would else be made twice."""
-    dtype = FLOATS.get(kind)
-    if g.target is None or dtype is None or 0 in rows or numbers < 1:
-        return False
-    return not kept_why(NormSpec(named_dims(rows), numbers, dtype, dtype, float(np.float32(epsilon))), g.target)
+def _reads_norms(g: GraphWriter, kind: int) -> bool:
+    """Whether norms of rows of this type become kernels of the target or, of other sizes, get an exact mean (exact_means.py)."""
+    there = g.target is not None and (
+        g.target.backend == "cuda" or (g.target.backend == "llvm-cpu" and g.target.has_avx2)
+    )
+    return there and kind in FLOATS
 
 
 def _norm_of_groups(
@@ -226,6 +243,13 @@ def _write_norm(
     if beta:
         scaled = g.add("Add", [scaled, g.cast(beta, kind, stash, hint)], hint)
     g.cast(scaled, stash, kind, hint, out=out)
+
+
+def centred_of(g: GraphWriter, x: str, axes: list[int], hint: str) -> str:
+    """x without its mean, to which what a rounded one leaves is added (exact_means.py)."""
+    mean = g.mean(x, axes, hint)
+    left = g.mean(g.add("Sub", [x, mean], hint), axes, hint)
+    return g.add("Sub", [x, g.add("Add", [mean, left], hint)], hint)
 
 
 def normal_of(g: GraphWriter, x: str, kind: int, axes: list[int], epsilon: float, hint: str) -> str:

@@ -47,9 +47,10 @@ class _Node:
 
 def recurrent(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """One node for each direction, from front to back, of a sequence that is turned around where it is read backwards. Where
-    sequences of a batch have lengths, results behind them are 0, and the last state is that of the last element.
+    sequences of a batch have lengths, results behind them are 0, and the last state is that of the last element. Without elements
+    that is 0, as in onnxruntime, whatever the first state is.
 
-    Raises ModelError for peepholes, clips and activations that IREE would leave out.
+    Raises ModelError for peepholes, clips and activations that IREE would leave out, and for free sizes that it mixes up.
     """
     attributes = attributes_of(node)
     inputs = list(node.input)
@@ -62,15 +63,21 @@ def recurrent(g: GraphWriter, node: onnx.NodeProto) -> bool:
         raise ModelError(f"node {node.name!r}: {node.op_type} with {why} is not supported; export it without")
     direction = attributes.get("direction", b"forward").decode().lower()
     op, hint = op_of(node), node.name or node.op_type
+    wanted = [name if name and (g.readers(name) or g.is_output(name)) else "" for name in node.output]
     made = _Node(
         op, hint, direction, given, x, (w, r, b), lengths, tuple(s for s in states[: 2 if op == "LSTM" else 1])
     )
-    alike = direction == "forward" or (direction == "bidirectional" and op == "LSTM")
+    if 0 in (g.shape(x) or [])[:2]:
+        _write_zeros(g, made, wanted)
+        return True
+    alike = _has_steps(g, made) and (direction == "forward" or (direction == "bidirectional" and op == "LSTM"))
     steps = takes_steps(g, op, made.weights, made.states, attributes)
-    if not lengths and alike and list(given) == named and not (steps and _has_own_activations(made)):
+    own = [steps and has_own_activations(op, made.chosen(way)) for way in range(len(made.ways))]
+    if not all(own):
+        _refuse_free_sizes(g, made)
+    if not lengths and alike and list(given) == named and not any(own):
         return False
     kept = {k: v for k, v in attributes.items() if k not in ("activations", "direction")}
-    wanted = [name if name and (g.readers(name) or g.is_output(name)) else "" for name in node.output]
     parts = [_one_way(g, made, i, wanted, kept) for i in range(len(made.ways))]
     for n, name in enumerate(wanted):
         if name:
@@ -78,8 +85,19 @@ def recurrent(g: GraphWriter, node: onnx.NodeProto) -> bool:
     return True
 
 
-def _has_own_activations(node: _Node) -> bool:
-    return any(has_own_activations(node.op, node.chosen(way)) for way in range(len(node.ways)))
+def _refuse_free_sizes(g: GraphWriter, node: _Node) -> None:
+    """Raises ModelError where steps and batch of an LSTM are free, as such layers get into each other's memory, silently;
+    and where either is of a GRU or an RNN, which IREE refuses."""
+    free = [
+        name
+        for name, size in zip(("length", "batch"), g.shape(node.x) or [], strict=False)
+        if not isinstance(size, int)
+    ]
+    if len(free) > (node.op == "LSTM"):
+        raise ModelError(
+            f"node {node.hint!r}: {node.op} of a free {' and a free '.join(free)}, of which IREE computes something else; "
+            f"give {'one' if node.op == 'LSTM' else 'them'} (--dim)"
+        )
 
 
 def _refusal(named: Sequence[str], known: Sequence[str], *, peepholes: bool, clip: bool) -> str:
@@ -123,7 +141,9 @@ def _one_way(
         y, last, *cell = outputs
     if node.lengths:
         y, last = _cut(g, node, y)
-        cell = [g.add("Mul", [c, _is_any(g, node)], hint) for c in cell if cells]
+        cell = [_or_zero(g, node, _is_any(g, node), c) for c in cell if cells]
+    elif not _has_steps(g, node):
+        last, *cell = (_or_zero(g, node, _is_long(g, node), value) for value in (last, *cell))
     if backwards and wanted[0]:
         y = _turned(g, node, y)
     return (y, last, *cell)
@@ -132,8 +152,13 @@ def _one_way(
 def _turned(g: GraphWriter, node: _Node, value: str) -> str:
     """Each sequence from its end, along axis 0. Y has a dim of one for the direction in front of the batch."""
     hint = node.hint
-    if not node.lengths:
+    if not node.lengths and _has_steps(g, node):
         return g.add("Slice", [value, *(g.ints([n], hint) for n in (-1, -_END, 0, -1))], hint)
+    if not node.lengths:  # IREE takes one step of none backwards
+        zero, one = (g.const(np.array(n, np.int64), hint) for n in (0, 1))
+        size = g.size(node.x, 0, hint)
+        last, steps = g.add("Sub", [size, one], hint), g.add("Range", [zero, size, one], hint)
+        return g.add("Gather", [value, g.add("Sub", [last, steps], hint)], hint, axis=0)
     one = g.ints([1], hint)
     flat = value == node.x
     rows = value if flat else g.add("Squeeze", [value, one], hint)
@@ -146,7 +171,7 @@ def _steps(g: GraphWriter, node: _Node) -> tuple[str, str]:
     """The number of each step, (Sq, 1, 1, 1), and the lengths, (1, 1, B, 1), int64."""
     hint = node.hint
     zero, one = (g.const(np.array(n, np.int64), hint) for n in (0, 1))
-    size = g.add("Gather", [g.add("Shape", [node.x], hint), zero], hint, axis=0)
+    size = g.size(node.x, 0, hint)
     steps = g.add("Unsqueeze", [g.add("Range", [zero, size, one], hint), g.ints([1, 2, 3], hint)], hint)
     lengths = g.add("Cast", [node.lengths], hint, to=onnx.TensorProto.INT64)
     return steps, g.add("Unsqueeze", [lengths, g.ints([0, 1, 3], hint)], hint)
@@ -164,11 +189,38 @@ def _cut(g: GraphWriter, node: _Node, y: str) -> tuple[str, str]:
 
 
 def _is_any(g: GraphWriter, node: _Node) -> str:
-    """1 for each sequence of the batch that has elements, else 0: (1, B, 1)."""
+    """Whether each sequence of the batch has elements: (1, B, 1)."""
+    lengths = g.add("Unsqueeze", [node.lengths, g.ints([0, 2], node.hint)], node.hint)
+    return g.add("Cast", [lengths], node.hint, to=onnx.TensorProto.BOOL)
+
+
+def _is_long(g: GraphWriter, node: _Node) -> str:
+    """Whether there are steps, where only a run knows how many: a number of no dims."""
+    return g.add("Cast", [g.size(node.x, 0, node.hint)], node.hint, to=onnx.TensorProto.BOOL)
+
+
+def _or_zero(g: GraphWriter, node: _Node, condition: str, value: str) -> str:
+    """A state where there is one; what stands there without elements may be anything."""
+    return g.add("Where", [condition, value, g.scalar(0, g.kind(node.x), node.hint)], node.hint)
+
+
+def _has_steps(g: GraphWriter, node: _Node) -> bool:
+    """Whether every run has one at least."""
+    steps, *_ = g.shape(node.x) or [None]
+    return isinstance(steps, int) and steps > 0
+
+
+def _write_zeros(g: GraphWriter, node: _Node, wanted: Sequence[str]) -> None:
+    """Results of no steps or no sequences, which are without elements or 0."""
     hint = node.hint
-    lengths = g.add("Unsqueeze", [node.lengths, g.ints([0, 2], hint)], hint)
-    some = g.add("Cast", [lengths], hint, to=onnx.TensorProto.BOOL)
-    return g.add("Cast", [some], hint, to=g.kind(node.x))
+    sizes, ways = g.add("Shape", [node.x], hint), g.ints([len(node.ways)], hint)
+    steps, batch = (g.add("Slice", [sizes, g.ints([n], hint), g.ints([n + 1], hint)], hint) for n in (0, 1))
+    width = g.add("Slice", [g.add("Shape", [node.weights[1]], hint), g.ints([2], hint), g.ints([3], hint)], hint)
+    zero = onnx.helper.make_tensor("value", g.kind(node.x), [1], [0])
+    for n, name in enumerate(wanted):
+        dims = [steps, ways, batch, width][n > 0 :]
+        if name:
+            g.add("ConstantOfShape", [g.add("Concat", dims, hint, axis=0)], hint, out=name, value=zero)
 
 
 def _frozen(g: GraphWriter, node: _Node, x: str, w: str) -> tuple[str, str]:

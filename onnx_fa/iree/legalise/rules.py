@@ -335,6 +335,7 @@ _HANDLERS: dict[str, Handler] = {
     "CastLike": casts.cast_like,
     "RMSNormalization": norms.rms_norm,
     "InstanceNormalization": norms.instance_norm,
+    "LayerNormalization": norms.layer_norm,
     "GroupNormalization": norms.group_norm,
     GROUP_NORM: norms.group_norm,
     "Einsum": einsum,
