@@ -56,9 +56,11 @@ class NormSource:
             t.do(f"v *= {small}[:, None]")
         epsilon = epsilon_of(spec, small)
         if spec.centred:
-            t.do(f"v -= (tl.sum(v, 1) / {spec.N})[:, None]")
-            if self.padded:
-                t.do(f"v = tl.where(n < {spec.N}, v, 0.0)")
+            # The mean of a row of one large number is rounded; that of what is left corrects it.
+            for _ in range(2):
+                t.do(f"v -= (tl.sum(v, 1) / {spec.N})[:, None]")
+                if self.padded:
+                    t.do(f"v = tl.where(n < {spec.N}, v, 0.0)")
         t.do(f"square = tl.sum(v * v, 1) / {spec.N}")
         t.do(f"y = v * (1.0 / tl.sqrt_rn(square + {epsilon}))[:, None]")
         self.scale_and_shift()
