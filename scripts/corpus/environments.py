@@ -255,6 +255,7 @@ WITHOUT_DEPENDENCIES: dict[str, tuple[str, ...]] = {
         "frozendict==2.5.1",
         "jaxtyping==0.3.11",
         "wadler-lindig==0.1.8",
+        "loguru==0.7.3",
     ),
     "textbooks": (
         "labml-nn==0.5.1",
