@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -45,6 +45,13 @@ class Site:
     """Where the site is cut for several devices, its parts, each of which is a node."""
     device: int = 0
     """Of a part: the number of the device that it is placed on."""
+
+    def with_replaced(self, replaced: Mapping[ir.Value, ir.Value]) -> Site:
+        """The same site, reading what stands in the place of values that were `replaced` after it was written: the softmax of a
+        site may stand in front of that of another whose result it multiplies."""
+        plain = self.plain.with_replaced(replaced) if self.plain is not None else None
+        operands = tuple(replaced.get(value, value) for value in self.operands)
+        return replace(self, operands=operands, plain=plain, parts=tuple(p.with_replaced(replaced) for p in self.parts))
 
 
 @dataclass(frozen=True)

@@ -327,7 +327,8 @@ def rewrite_in_place(
         infer_shapes(model)  # types and shapes of the new nodes
     if form != "site":  # of a model that leaves this project
         forget_made_up_names(model, declared)
-    return RewriteReport(tuple(rewriting.reports), tuple(misses)), rewriting.sites
+    sites = [site.with_replaced(rewriting.replaced) for site in rewriting.sites]
+    return RewriteReport(tuple(rewriting.reports), tuple(misses)), sites
 
 
 def _is_unused(value: ir.Value) -> bool:

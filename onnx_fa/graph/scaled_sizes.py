@@ -12,6 +12,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.repeated_letters import equation_of, with_own_letters
 
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -42,7 +43,39 @@ def resize_scales(node: onnx.NodeProto) -> str:
 
 
 def infer_as_run(model: onnx.ModelProto, infer: Callable[[onnx.ModelProto], onnx.ModelProto]) -> onnx.ModelProto:
-    """`infer` of the model, with the lengths that onnxruntime makes of constant scales in the main graph."""
+    """`infer` of the model, with the lengths that onnxruntime makes of constant scales in the main graph, and of axes that an
+    Einsum there repeats."""
+    return _with_repeated(model, lambda each: _with_scales(each, infer))
+
+
+def _with_repeated(model: onnx.ModelProto, infer: Callable[[onnx.ModelProto], onnx.ModelProto]) -> onnx.ModelProto:
+    """`infer` of the model with letters of their own for axes that are repeated. Each round may find axes of 1 in what it made."""
+    inferred, trial = infer(model), model
+    places = [i for i, node in enumerate(model.graph.node) if equation_of(node)]
+    for _ in places:
+        graph = inferred.graph
+        dims = {v.name: _dims(v.type) for v in (*graph.input, *graph.value_info, *graph.output)}
+        dims |= {t.name: list(t.dims) for t in graph.initializer}
+        found: dict[int, str] = {}
+        for i in places:
+            node = trial.graph.node[i]
+            equation = with_own_letters(equation_of(node), [dims.get(name) for name in node.input])
+            found |= {} if equation is None else {i: equation}
+        if not found:
+            break
+        if trial is model:
+            trial = onnx.ModelProto()
+            trial.CopyFrom(model)
+        for i, equation in found.items():
+            next(a for a in trial.graph.node[i].attribute if a.name == "equation").s = equation.encode()
+        inferred = infer(trial)
+    if trial is not model:
+        for i in places:
+            inferred.graph.node[i].CopyFrom(model.graph.node[i])
+    return inferred
+
+
+def _with_scales(model: onnx.ModelProto, infer: Callable[[onnx.ModelProto], onnx.ModelProto]) -> onnx.ModelProto:
     inferred = infer(model)
     kept: dict[int, tuple[int, str]] = {}
     trial = model

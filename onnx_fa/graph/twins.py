@@ -10,9 +10,9 @@ from onnx_fa.graph.view import GraphView
 
 _MAX_PAIRS = 64
 """Pairs of values that are compared before the search gives up."""
-_RANDOM = frozenset(
-    "RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial Dropout".split()
-)
+CHANCE = frozenset("RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial".split())
+"""Ops that draw numbers, which are others in every runtime, whatever their seed."""
+_RANDOM = CHANCE | {"Dropout"}
 
 
 def is_twin(view: GraphView, a: ir.Value, b: ir.Value) -> bool:

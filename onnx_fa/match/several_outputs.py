@@ -212,6 +212,8 @@ def merge_matches(view: GraphView, matches: Sequence[Match]) -> list[Match]:
 
 def _joins(view: GraphView, group: Sequence[Match], match: Match) -> bool:
     first = group[0]
+    if match.spec.rank != first.spec.rank:
+        return False  # a V of more axes, as of points in space, makes a frame of as many
     if match.spec.Sq == 1 or sum(m.spec.Dv for m in (*group, match)) > _MAX_DV_SIDE_BY_SIDE:
         return False
     like = replace(match.spec, Dv=first.spec.Dv, v_layout=first.spec.v_layout, o_layout=first.spec.o_layout)

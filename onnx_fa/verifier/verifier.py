@@ -27,6 +27,8 @@ from onnx_fa.graph.accuracy_levels import clear_levels, rounds_activations
 from onnx_fa.graph.determined import determined_sizes
 from onnx_fa.graph.fixed_inputs import Scalar, fix_inputs
 from onnx_fa.graph.free_dims import symbols
+from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.twins import CHANCE
 from onnx_fa.graph.view import DTYPES
 from onnx_fa.iree.kernels import Planned, plan_kernels
 from onnx_fa.spec.accuracy import LOSSY_PRODUCT
@@ -49,6 +51,7 @@ LEVELS = (
     "at accuracy_level 4 onnxruntime may round what weights of few bits multiply to 8 bits: all is compared with the original at "
     f"level 0, or held to what such roundings move, and the rows against the {AS_GIVEN} say how far it is from what its users run"
 )
+DRAWN = "{op} {name!r} draws random numbers, others in every runtime: what is made of them cannot agree"
 ODD_LENGTHS = (37, 61, 1)
 """Sizes of free dims over the seeds: no tile divides them, and a single one."""
 
@@ -103,6 +106,7 @@ def verify(
     label = "model" if isinstance(model, (ir.Model, onnx.ModelProto)) else str(model)
     notes = [f"left alone: {m.node} ({m.op}): {m.reason}" for m in report.misses]
     notes += [LEVELS] if coarser is not None else []
+    notes += [DRAWN.format(op=op_of(n), name=n.name) for n in clean.graph.all_nodes() if op_of(n) in CHANCE]
     from onnx_fa.iree.run import load_module
 
     with scratch_folder() as folder:

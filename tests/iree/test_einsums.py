@@ -85,3 +85,32 @@ def test_rows_by_a_weight_are_a_product(equation: str, tmp_path: Path) -> None:
 )
 def test_others_stay(equation: str, constant: bool) -> None:
     assert ops(einsum(equation, constant=constant, free="")) == ["Einsum"]
+
+
+REPEATED = {
+    "a column of numbers for each query": ("ijb,jbd->ibd", ("I", "J", 1), ("J", "B", 6)),
+    "one row of heads": ("bhij,bhjd->bhid", ("B", 1, "I", "J"), ("B", 3, "J", 6)),
+    "one batch": ("bhij,bhjd->bhid", (1, 3, "I", "J"), ("B", 3, "J", 6)),
+    "behind dots": ("...ij,...jd->...id", ("B", 1, "I", 4), ("B", 3, 4, 6)),
+    "nothing summed": ("ab,ab->ab", (1, "B"), ("A", "B")),
+    "known sizes": ("bij,bjd->bid", (1, 4, 5), (2, 5, 6)),
+    "summed": ("ij,jk->ik", ("I", 1), ("J", 5)),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_axes_that_one_operand_has_once_are_repeated(name: str, tmp_path: Path) -> None:
+    """Of the first operand, by which ONNX's inference and IREE take the result to have one, too. What follows reads the whole."""
+    equation, *dims = REPEATED[name]
+    infos = [h.make_tensor_value_info(f"p{i}", TensorProto.FLOAT, shape) for i, shape in enumerate(dims)]
+    nodes = [h.make_node("Einsum", ["p0", "p1"], ["e"], "node", equation=equation), h.make_node("Neg", ["e"], ["y"])]
+    rank = 4 if "..." in equation else len(equation.split("->")[1])
+    out = h.make_tensor_value_info("y", TensorProto.FLOAT, [None] * rank)
+    model = h.make_model(h.make_graph(nodes, "g", infos, [out]), opset_imports=[h.make_opsetid("", 18)], ir_version=9)
+    onnx_fa.compile(model, tmp_path / "m.vmfb")
+    sizes = {"A": 3, "B": 2, "I": 4, "J": 5}
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal([sizes.get(d, d) for d in shape]).astype(np.float32) for shape in dims]  # type: ignore[call-overload,misc]
+    (want,), (got,) = run(model, {"p0": arrays[0], "p1": arrays[1]}), onnx_fa.run(tmp_path / "m.vmfb", *arrays)
+    assert got.shape == want.shape
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

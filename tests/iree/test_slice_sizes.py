@@ -61,6 +61,31 @@ def test_rows_that_are_always_there() -> None:
     assert needed(onnx.parser.parse_model(text.replace("-2", "-3").replace("=> (float[2", "=> (float[3"))) == [(0, 3)]
 
 
+SHORT = {
+    # Rows, where it begins, where it ends, its step, and how many rows the model says: fewer than it asks for.
+    "one of nine": (1, -9, FAR, 1, 1),
+    "three of nine": (3, -9, FAR, 1, 3),
+    "each second": (3, -9, FAR, 2, 2),
+    "without the last": (3, -9, -1, 1, 2),
+    "backwards from behind": (3, 5, -FAR, -1, 3),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_what_is_asked_for_and_known_not_to_be_there(name: str, tmp_path: Path) -> None:
+    """rotary_embedding_torch cuts as many rows as there are queries, and from an axis of one row where the angles have that."""
+    rows, start, end, step, made = SHORT[name]
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["" : 18]> g (float[{rows}, 2] x) => (float[{made}, 2] y)
+        <int64[1] start = {{{start}}}, int64[1] end = {{{end}}}, int64[1] axis = {{0}}, int64[1] step = {{{step}}}>
+        {{ y = Slice(x, start, end, axis, step) }}"""
+    )
+    assert not needed(model)
+    x = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)
+    onnx_fa.compile(model, tmp_path / "m.vmfb")
+    np.testing.assert_array_equal(load_module(tmp_path / "m.vmfb")(x)[0], run(model, {"x": x})[0])
+
+
 @pytest.mark.parametrize("name", CUTS)
 def test_a_run_is_right_or_stops(name: str, tmp_path: Path) -> None:
     model, least = cut(name), CUTS[name][-1]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto as T
 
-from onnx_fa.forms.rewrite import FORMS, explain, rewrite
+from onnx_fa.forms.rewrite import FORMS, explain, rewrite, rewrite_in_place
+from onnx_fa.graph.io import load
 from onnx_fa.iree.compile import compile_model
 from onnx_fa.iree.run import load_module
 from onnx_fa.spec.cases import FLOAT_MIN
@@ -89,6 +90,28 @@ def _chain() -> onnx.ModelProto:
     return g.model({first: ([B, H, SQ, D], T.FLOAT), second: ([B, H, SQ, D], T.FLOAT)})
 
 
+def _pairs() -> onnx.ModelProto:
+    """Values, and what there is of each pair of places: by weights of each head it is a term of the scores, too. Of this product
+    the heads are rows, and the frame has an axis more."""
+    g = Site()
+    pairs = g.input("pairs", [B, SQ, SKV, 8])
+    weights = g.const(np.linspace(-1, 1, 8 * H, dtype=np.float32).reshape(8, H))
+    term = g.op("Transpose", g.op("MatMul", pairs, weights), perm=[0, 3, 1, 2])
+    p = g.softmax(g.op("Add", g.score(), term))
+    of_pairs = g.op("Einsum", p, pairs, equation="bhij,bijd->bhid")
+    return g.model({g.times_v(p): ([B, H, SQ, DV], T.FLOAT), of_pairs: ([B, H, SQ, 8], T.FLOAT)})
+
+
+def _agents() -> onnx.ModelProto:
+    """Agents gather from the keys, and queries from the agents: the last softmax stands in front of the first."""
+    g = Site()
+    agents = g.const(np.linspace(-1, 1, B * H * 4 * D, dtype=np.float32).reshape(B, H, 4, D))
+    from_agents = g.softmax(g.op("MatMul", g.q, g.op("Transpose", agents, perm=[0, 1, 3, 2])))
+    from_keys = g.softmax(g.op("MatMul", agents, g.op("Transpose", g.k, perm=[0, 1, 3, 2])))
+    out = g.op("MatMul", from_agents, g.times_v(from_keys))
+    return g.model({out: ([B, H, SQ, DV], T.FLOAT)})
+
+
 MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], int, tuple[str, ...], int]] = {
     "lse": (lambda: _reduced("ReduceLogSumExp"), 1, ("lse",), DV),
     "lse, no unit axis": (lambda: _reduced("ReduceLogSumExp", keep=0), 1, ("lse",), DV),
@@ -98,7 +121,9 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], int, tuple[str, ...], int
     "two values": (_values, 1, (), 2 * DV + 1),
     "three values": (lambda: _values(3, late=True), 1, (), 3 * DV + 3),
     "points": (_points, 1, (), DV + 12),
+    "pairs": (_pairs, 2, (), 8),
     "chain": (_chain, 2, (), D),
+    "agents": (_agents, 2, (), DV),
 }
 
 
@@ -118,6 +143,15 @@ def test_one_site(name: str) -> None:
         assert_same(run(model, inputs), run(new, inputs))
         again, _ = rewrite(new, form)  # type: ignore[arg-type]
         assert again.SerializeToString() == new.SerializeToString(), "rewriting twice changed something"
+
+
+@pytest.mark.parametrize("form", ["decomposed", "site"])
+def test_sites_read_what_is_in_the_model(form: Literal["decomposed", "site"]) -> None:
+    model = load(_agents())
+    _, sites = rewrite_in_place(model, form)
+    made = {*model.graph.inputs, *model.graph.initializers.values(), *(o for node in model.graph for o in node.outputs)}
+    assert len(sites) == 2 and all(made.issuperset(site.operands) for site in sites)
+    assert sites[0].operands[2] is sites[1].output
 
 
 def test_a_form_that_refuses_leaves_nothing_behind() -> None:

@@ -210,6 +210,17 @@ def test_failing_run_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         report.check()
 
 
+def test_a_note_says_that_a_model_draws_numbers(tmp_path: Path) -> None:
+    """As slots that start anywhere: no runtime draws the numbers of another."""
+    text = """<ir_version: 9, opset_import: ["" : 18]> g (float[4, 5] x) => (float[4, 5] y)
+    { drawn = RandomNormalLike(x) y = Add(x, drawn) }"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.node[0].name = "start"
+    report = verify(proto, seeds=1)
+    assert any(note.startswith("RandomNormalLike 'start' draws random numbers") for note in report.notes)
+    assert not any("draws" in note for note in verify(tiny.attention(tmp_path / "a.onnx"), seeds=1).notes)
+
+
 def test_sizes_that_the_model_refuses_are_skipped(tmp_path: Path) -> None:
     """A table of 40 positions: 61 is skipped, and the table says so; a size that must be taken is refused."""
     path = tiny.attention(tmp_path / "a.onnx", s="S", mask=False)

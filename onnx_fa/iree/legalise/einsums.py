@@ -1,6 +1,7 @@
 """Einsum of what a model computes and a weight, as JAX writes its layers: a MatMul, of which there are kernels.
 
-IREE flattens what is free of an Einsum's operands, and takes one of two free lengths that it merges for 1.
+IREE flattens what is free of an Einsum's operands, and takes one of two free lengths that it merges for 1. And an axis of the
+result that one operand has once it takes to be one for all, silently: it is taken out.
 """
 
 from __future__ import annotations
@@ -11,10 +12,29 @@ from collections import Counter
 import numpy as np
 import onnx
 
+from onnx_fa.graph.repeated_letters import equation_of, with_own_letters
 from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of
 
 
 def einsum(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """The Einsum without axes that are repeated, and a product where it is one of rows and a weight."""
+    equation = with_own_letters(equation_of(node), [g.shape(x) for x in node.input])
+    if equation is None:
+        return _product(g, node)
+    given, _, result = equation.partition("->")
+    terms, inputs, hint = given.split(","), list(node.input), node.name or "Einsum"
+    for i, term in enumerate(terms):
+        others = {*result, *"".join(terms[:i] + terms[i + 1 :])}
+        once = [at for at, c in enumerate(term) if c not in others and (g.shape(inputs[i]) or [0] * len(term))[at] == 1]
+        if once:
+            inputs[i] = g.add("Squeeze", [inputs[i], g.ints(once, f"{hint}/axes")], hint)
+            terms[i] = "".join(c for at, c in enumerate(term) if at not in once)
+    own = onnx.helper.make_node("Einsum", inputs, list(node.output), node.name, equation=f"{','.join(terms)}->{result}")
+    g.nodes.append(own)
+    return True
+
+
+def _product(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """x (rows..., K...) by a weight (K..., N...) in any order of their axes, where no axis is in both and in the result."""
     if len(node.input) != 2 or g.kind(node.input[0]) not in FLOATS:
         return False

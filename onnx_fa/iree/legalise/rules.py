@@ -31,6 +31,7 @@ from onnx_fa.iree.legalise.affine_grid import affine_grid
 from onnx_fa.iree.legalise.arg_reduce import arg_reduce
 from onnx_fa.iree.legalise.bits_product import BITS_PRODUCT
 from onnx_fa.iree.legalise.causal_conv import causal_conv, gated_norm, gates
+from onnx_fa.iree.legalise.chance import drop_seeds
 from onnx_fa.iree.legalise.channel_norm import CHANNEL_STATISTICS
 from onnx_fa.iree.legalise.col2im import col2im
 from onnx_fa.iree.legalise.computed_reshapes import computed_reshape
@@ -116,6 +117,7 @@ def legalize(
     write_tensors(out)
     if out.functions:
         out = onnx.inliner.inline_local_functions(out)
+    drop_seeds(out)
     _rewrite(out, held or {}, target)
     ops = {op_of(n) for n in all_nodes(out.graph)}
     if ops & _OWN:

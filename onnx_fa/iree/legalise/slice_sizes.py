@@ -18,8 +18,8 @@ _FAR = 1 << 31
 
 
 def needed_rows(view: GraphView, node: ir.Node) -> Iterator[tuple[ir.Value, int, int]]:
-    """A Slice's input and its axes with the number of rows that each has to have in a run, where it is not known that it has so
-    many."""
+    """A Slice's input and its free axes with the number of rows that each has to have in a run, where it is not known that it has
+    so many."""
     if op_of(node) != "Slice" or len(node.inputs) < 3 or (x := node.inputs[0]) is None:
         return
     bounds = [view.const(value) for value in node.inputs[1:]]
@@ -49,6 +49,6 @@ def _needed(start: int, end: int, step: int, made: Dim | None) -> int:
 
 
 def _has(dim: Dim | None, rows: int) -> bool:
-    if dim is None:
-        return False
-    return dim >= rows if isinstance(dim, int) else is_never_negative(expression(dim) - rows)
+    """Whether an axis has so many rows in every run. Of one whose length is known IREE takes what there is, as ONNX does: a Slice
+    may ask for the last nine of one."""
+    return dim is not None and (isinstance(dim, int) or is_never_negative(expression(dim) - rows))
