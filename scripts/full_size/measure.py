@@ -1,6 +1,6 @@
 """Compiles the models of a folder for this CPU, compares them with onnxruntime, and times both in turns:
 
-    python scripts/full_size/measure.py DIR --samples FILE.csv [--page PAGE.md] [--only WORD ...]
+    python scripts/full_size/measure.py DIR --samples FILE.csv [--page PAGE.md] [--mark NAME] [--only WORD ...]
 
 Each model is compiled once, and the times of its calls are appended to FILE with what compiling took and how far results are from
 onnxruntime's, so that a run can be cut off and continued. The page is written from that file."""
@@ -153,9 +153,9 @@ def table(samples: Path) -> list[str]:
     return [*head, *(line for _, line in sorted(lines, reverse=True))]
 
 
-def write_page(samples: Path, page: Path) -> None:
-    """Puts the table between the page's marks. Raises ValueError for a page without them."""
-    text, begin, end = page.read_text(), "<!-- full-size -->", "<!-- /full-size -->"
+def write_page(samples: Path, page: Path, mark: str) -> None:
+    """Puts the table between the page's marks of that name. Raises ValueError for a page without them."""
+    text, begin, end = page.read_text(), f"<!-- {mark} -->", f"<!-- /{mark} -->"
     if begin not in text or end not in text:
         raise ValueError(f"{page} has no {begin} ... {end}")
     before, after = text.split(begin)[0], text.split(end)[1]
@@ -167,6 +167,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--samples", type=Path, required=True)
     parser.add_argument("--page", type=Path)
+    parser.add_argument("--mark", default="full-size", help="of the table in the page (of a Xeon's: full-size-xeon)")
     parser.add_argument("--only", nargs="*", default=[], help="words, one of which a model's name has")
     parser.add_argument("--compiled", action="store_true", help="only models whose modules are there")
     parser.add_argument("--rounds", type=int, default=3)
@@ -184,7 +185,7 @@ def main() -> None:
         print(path.stem, *rows[0][1:], flush=True)
     print("\n".join(table(given.samples)))
     if given.page:
-        write_page(given.samples, given.page)
+        write_page(given.samples, given.page, given.mark)
 
 
 if __name__ == "__main__":

@@ -16,47 +16,56 @@ from onnx_fa.iree.legalise.rules import legalize
 from tests.support.ort_run import run
 
 N, C, H, W, P, Q = 2, 3, 5, 8, 4, 6
+MANY = 9
+"""Channels that are read side by side."""
 KINDS = [(m, p, c) for m in ("linear", "nearest") for p in ("zeros", "border") for c in (0, 1)]
 
 
-def sampled(kinds: list[tuple[str, str, int]], free: bool = False, opset: int = 20) -> onnx.ModelProto:
+def sampled(
+    kinds: list[tuple[str, str, int]], free: bool = False, opset: int = 20, channels: int = C
+) -> onnx.ModelProto:
     """A result for each kind: mode, padding and whether corners are aligned."""
-    dims: list[list[int | str]] = [["n", C, H, W], ["n", "p", "q", 2]] if free else [[N, C, H, W], [N, P, Q, 2]]
+    dims: list[list[int | str]] = [["n", channels, H, W], ["n", "p", "q", 2]]
+    if not free:
+        dims = [[N, channels, H, W], [N, P, Q, 2]]
     info = [h.make_tensor_value_info(name, 1, shape) for name, shape in zip(("x", "grid"), dims, strict=True)]
     nodes, outputs = [], []
     for at, (mode, padding, corners) in enumerate(kinds):
         how = f"bi{mode}" if opset < 20 and mode != "nearest" else mode
         attributes = {"mode": how, "padding_mode": padding, "align_corners": corners}
         nodes.append(h.make_node("GridSample", ["x", "grid"], [f"y{at}"], **attributes))
-        outputs.append(h.make_tensor_value_info(f"y{at}", 1, [dims[0][0], C, *dims[1][1:3]]))
+        outputs.append(h.make_tensor_value_info(f"y{at}", 1, [dims[0][0], channels, *dims[1][1:3]]))
     graph = h.make_graph(nodes, "main_graph", info, outputs)
     return h.make_model(graph, opset_imports=[h.make_opsetid("", opset)], ir_version=9)
 
 
-def drawn(reach: float) -> dict[str, np.ndarray]:
+def drawn(reach: float, channels: int = C) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     grid = rng.uniform(-reach, reach, (N, P, Q, 2)).astype(np.float32)
     grid[0, 0, :4] = [[-1, -1], [1, 1], [-1, 1], [1.5, 0]]
-    return {"x": rng.standard_normal((N, C, H, W)).astype(np.float32), "grid": grid}
+    return {"x": rng.standard_normal((N, channels, H, W)).astype(np.float32), "grid": grid}
 
 
-@pytest.mark.parametrize(("free", "opset"), [(False, 20), (True, 16)])
-def test_places_outside_of_the_image(free: bool, opset: int, tmp_path: Path) -> None:
-    model = sampled(KINDS if not free else KINDS[:3], free, opset)
+@pytest.mark.parametrize(
+    ("free", "opset", "channels"), [(False, 20, C), (True, 16, C), (False, 20, MANY), (True, 16, MANY)]
+)
+def test_places_outside_of_the_image(free: bool, opset: int, channels: int, tmp_path: Path) -> None:
+    model = sampled(KINDS if not free else KINDS[:3], free, opset, channels)
     out = tmp_path / "model.vmfb"
     onnx_fa.compile(model, out)
     for reach in (0.9, 3.0):
-        feeds = drawn(reach)
+        feeds = drawn(reach, channels)
         want = run(model, feeds)
         for kind, a, b in zip(KINDS, onnx_fa.run(out, *feeds.values()), want, strict=False):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=str((kind, reach)))
 
 
-def test_a_place_that_is_no_number_is_no_other_memory(tmp_path: Path) -> None:
-    model = sampled([("linear", "zeros", 0)])
+@pytest.mark.parametrize("channels", [C, MANY])
+def test_a_place_that_is_no_number_is_no_other_memory(channels: int, tmp_path: Path) -> None:
+    model = sampled([("linear", "zeros", 0)], channels=channels)
     out = tmp_path / "model.vmfb"
     onnx_fa.compile(model, out)
-    feeds = drawn(0.9)
+    feeds = drawn(0.9, channels)
     for odd in (np.nan, np.inf, -np.inf, 1e30):
         feeds["grid"][1, 2] = odd
         (have,) = onnx_fa.run(out, *feeds.values())
@@ -85,7 +94,7 @@ def test_cubics_reflections_and_volumes(kinds: IMAGES, tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     nodes, infos, outputs, feeds = [], [], [], dict[str, np.ndarray]()
     for at, (sizes, drawn_kinds) in enumerate(kinds):
-        feeds[f"x{at}"] = rng.standard_normal((N, C, *sizes)).astype(np.float32)
+        feeds[f"x{at}"] = rng.standard_normal((N, MANY if len(sizes) == 3 else C, *sizes)).astype(np.float32)
         feeds[f"grid{at}"] = rng.uniform(-3, 3, (N, *range(2, 2 + len(sizes)), len(sizes))).astype(np.float32)
         for mode, padding, corners in drawn_kinds:
             name = f"{len(sizes)}_{sizes[0]}_{mode}_{padding}_{corners}"
@@ -99,6 +108,15 @@ def test_cubics_reflections_and_volumes(kinds: IMAGES, tmp_path: Path) -> None:
     onnx_fa.compile(model, tmp_path / "m.vmfb")
     for output, a, b in zip(outputs, onnx_fa.run(tmp_path / "m.vmfb", *feeds.values()), run(model, feeds), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=output.name)
+
+
+def test_numbers_of_a_pixel_are_read_side_by_side() -> None:
+    """Of several channels rows are gathered, and nothing is written out for each channel."""
+    for channels, ops in ((C, {"GatherElements"}), (MANY, {"Gather"})):
+        model = sampled([("linear", "zeros", 0)], channels=channels)
+        infer_types(model, {})
+        gathers = [n for n in legalize(model).graph.node if n.op_type.startswith("Gather") and n.attribute[0].i != 3]
+        assert {n.op_type for n in gathers} == ops and len(gathers) == 4
 
 
 def test_an_image_of_free_size_is_refused() -> None:

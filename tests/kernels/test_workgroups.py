@@ -11,7 +11,7 @@ import pytest
 
 from onnx_fa.kernels.cpu.linear import emit_with
 from onnx_fa.kernels.cpu.linear_body import LinearTiles
-from onnx_fa.kernels.cpu.workgroups import WORKERS, busiest, panels_by_blocks, panels_together
+from onnx_fa.kernels.cpu.workgroups import WORKERS, Product, busiest, panels_by_blocks, panels_together
 from onnx_fa.spec.linear import LinearSpec
 from onnx_fa.spec.target import parse_target
 
@@ -30,10 +30,10 @@ def test_busiest_worker(groups: int, workers: int, most: int) -> None:
 def test_workers_have_alike() -> None:
     """128 rows of 24 panels are 24 workgroups of four panels, of which one of two workers would have 16; 22 panels of the rows of
     one workgroup are 22, of which it would have 14."""
-    assert panels_together(4, 24, 4, (2,)) == 8
-    assert panels_together(1, 22, 1, (2,)) == 2
-    assert panels_together(4, 96, 4, (2,)) == 4, "96 workgroups are shared out evenly enough"
-    assert panels_together(1, 230, 4, WORKERS) <= 8
+    assert panels_together(4, Product(24, 4, 768, (2,))) == 8
+    assert panels_together(1, Product(22, 1, 512, (2,))) == 2
+    assert panels_together(4, Product(96, 4, 768, (2,))) == 4, "96 workgroups are shared out evenly enough"
+    assert panels_together(1, Product(230, 4, 768)) <= 8
 
 
 @pytest.mark.parametrize("workers", [(1,), (2,), (5,), (16,), WORKERS])
@@ -41,12 +41,18 @@ def test_no_worker_has_more_than_before(workers: tuple[int, ...]) -> None:
     for blocks in range(1, 40):
         for panels in (1, 3, 22, 24, 43, 96):
             for across in (1, 2, 4):
-                together = panels_together(blocks, panels, across, workers)
+                together = panels_together(blocks, Product(panels, across, 768, workers))
                 assert 1 <= together <= min(panels, 2 * across)
                 if len(workers) == 1:
                     (n,) = workers
                     before, now = (busiest(blocks * -(-panels // k), n) * k for k in (min(across, panels), together))
                     assert now <= before, (blocks, panels, across)
+
+
+def test_short_products_have_large_workgroups() -> None:
+    """What each workgroup costs beside its products counts more where these are short."""
+    long, short = (panels_by_blocks(Product(16, 4, steps, (2,))) for steps in (4096, 64))
+    assert together_of(long, 9) == 1 and together_of(short, 9) > 1
 
 
 def together_of(found: list[tuple[int, int]], blocks: int) -> int:
@@ -56,7 +62,7 @@ def together_of(found: list[tuple[int, int]], blocks: int) -> int:
 @pytest.mark.parametrize("panels", [22, 24, 43, 96])
 def test_runs_of_blocks(panels: int) -> None:
     """What a call chooses by: few numbers of panels, none of which leaves the busiest worker much more to do than others would."""
-    found = panels_by_blocks(panels, 4, (2,))
+    found = panels_by_blocks(Product(panels, 4, 768, (2,)))
     assert [most for most, _ in found] == sorted({most for most, _ in found}) and len(found) < 8
     for blocks in range(1, 40):
         made = {n: busiest(blocks * -(-panels // n), 2) * n for n in range(1, min(8, panels) + 1)}
@@ -87,10 +93,10 @@ def test_counts_of_calls(rows: int) -> None:
     """Rows that are known, and rows that only the run knows, of which each call counts its own workgroups."""
     free = LinearSpec(("b", "s"), 64, 768, "f32", panel=32)
     target, blocks = replace(parse_target("cpu-avx512"), name="cpu-host"), -(-rows // 32)
-    workers = (target.cores or 0,)
     counts = [
         count_of(next(iter(emit_with(spec, target, TILES).values())), rows)
         for spec in (free, replace(free, lead=(rows,)))
     ]
-    called, known = together_of(panels_by_blocks(24, 4, workers), blocks), panels_together(blocks, 24, 4, workers)
+    product = Product(24, 4, 64, (target.cores or 0,))
+    called, known = together_of(panels_by_blocks(product), blocks), panels_together(blocks, product)
     assert counts == [blocks * -(-24 // together) for together in (called, known)]

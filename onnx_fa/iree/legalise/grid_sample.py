@@ -14,6 +14,8 @@ from onnx_fa.errors import ModelError
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
 _LINEAR, _CUBIC = (b"linear", b"bilinear"), (b"cubic", b"bicubic")
+_BY_PIXEL = 8
+"""Channels from which on the transposes in front and behind cost less than reading numbers that lie far apart."""
 _A = -0.75
 """The coefficient of Keys' cubics, ONNX's and torch's."""
 
@@ -29,7 +31,8 @@ class _Axis:
 def grid_sample(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """The image's rows one behind the other, of which each place of the grid gathers one element (nearest), two (linear) or four
     (cubic) along each axis, at places that are cut to the image; "zeros" weighs those outside with zero, "border" cuts what is
-    asked for itself, "reflection" turns it round.
+    asked for itself, "reflection" turns it round. Images of several channels have them last, so that a place reads those of a
+    pixel side by side.
 
     Raises ModelError for sizes of the image that only a run knows.
     """
@@ -39,19 +42,29 @@ def grid_sample(g: GraphWriter, node: onnx.NodeProto) -> bool:
     if sizes is None or places is None or len(sizes) < 3 or len(numbers) < len(sizes) - 1 or 0 in numbers:
         raise ModelError(f"node {hint!r}: GridSample of an image whose sizes only a run knows, or of none (--dim)")
     channels, *spatial = numbers
-    along = _Along(g, node)
-    rows = g.reshape(image, [0, 0, int(np.prod(spatial))], hint)
+    along, pixels = _Along(g, node), int(np.prod(spatial))
     kind, of_grid = g.kind(image), g.kind(grid)
     axes = [_Axis(size, len(spatial) - 1 - i) for i, size in enumerate(spatial)]
+    image = g.reshape(image, [0, 0, pixels], hint)
+    by_pixel = channels >= _BY_PIXEL
+    if by_pixel:
+        image = g.reshape(g.add("Transpose", [image], hint, perm=[0, 2, 1]), [-1, channels], hint)
+        first = _first_pixels(g, sizes[0], node.input[0], pixels, hint)
 
     def gathered(taps: tuple[tuple[str, list[str]], ...]) -> str:
         at = taps[0][0]
         for axis, (place, _) in zip(axes[1:], taps[1:], strict=True):
             at = g.add("Mul", [at, g.const(np.asarray(axis.size, np.int64), hint)], hint)
             at = g.add("Add", [at, place], hint)
-        at = g.add("Expand", [at, g.ints([1, channels, 1], hint)], hint)
-        element = g.add("GatherElements", [rows, at], hint, axis=2)
-        for weight in (w for _, weights in taps for w in weights):
+        weights = [w for _, given in taps for w in given]
+        if by_pixel:
+            at = g.add("Add", [g.reshape(at, [0, -1], hint), first], hint)
+            element = g.add("Gather", [image, at], hint, axis=0)
+            weights = [g.reshape(w, [0, -1, 1], hint) for w in weights]
+        else:
+            at = g.add("Expand", [at, g.ints([1, channels, 1], hint)], hint)
+            element = g.add("GatherElements", [image, at], hint, axis=2)
+        for weight in weights:
             element = g.add("Mul", [element, weight], hint)
         return element
 
@@ -65,6 +78,8 @@ def grid_sample(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
     parts = [gathered(taps) for taps in itertools.product(*(list(along_one(axis)) for axis in axes))]
     whole = parts[0] if len(parts) == 1 else g.add("Sum", parts, hint)
+    if by_pixel:
+        whole = g.add("Transpose", [whole], hint, perm=[0, 2, 1])
     if all(isinstance(d, int) for d in places[1:-1]):
         shape = g.ints([0, channels, *(d for d in places[1:-1] if isinstance(d, int))], hint)
     else:  # written out, as IREE takes a 0 of a shape that only a run knows for a size
@@ -72,6 +87,15 @@ def grid_sample(g: GraphWriter, node: onnx.NodeProto) -> bool:
         shape = g.add("Concat", [batch, g.ints([channels], hint), asked], hint, axis=0)
     g.add("Reshape", [whole, shape], hint, out=node.output[0])
     return True
+
+
+def _first_pixels(g: GraphWriter, batch: int | str | None, image: str, pixels: int, hint: str) -> str:
+    """The first pixel of each image, (B, 1), where the pixels of all stand one behind the other."""
+    if isinstance(batch, int):
+        return g.const(np.arange(batch, dtype=np.int64)[:, None] * pixels, hint)
+    zero, one, each = (g.const(np.asarray(x, np.int64), hint) for x in (0, 1, pixels))
+    images = g.add("Range", [zero, g.size(image, 0, hint), one], hint)
+    return g.reshape(g.add("Mul", [images, each], hint), [-1, 1], hint)
 
 
 class _Along:

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass
 from onnx_fa.kernels.cpu.addresses import Addresses
 from onnx_fa.kernels.cpu.epilogues import EpilogueVectors, tensor_operands
 from onnx_fa.kernels.cpu.row_dispatch import load, make_executable, store
-from onnx_fa.kernels.cpu.workgroups import WORKERS, panels_by_blocks, panels_together
+from onnx_fa.kernels.cpu.workgroups import WORKERS, Product, panels_by_blocks, panels_together
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.spec.linear import LinearSpec
@@ -79,7 +79,8 @@ class LinearBody:
         self.spec, self.tiles, self.t = spec, tiles, Lanes(tiles.lanes)
         self.operands, self.outputs = operands_of(spec), outputs_of(spec)
         self.y_type, self.first_column = "", 0  # of the result whose columns are being computed
-        self.vectors, self.workers = spec.panel // tiles.lanes, tuple(workers)
+        self.vectors = spec.panel // tiles.lanes
+        self.shared = Product(spec.panels, tiles.across, steps_of(spec), tuple(workers))
         self.then = EpilogueVectors(self.t, spec.then, spec.tensors, spec.N)
 
     def executable(self, symbol: str) -> list[str]:
@@ -102,9 +103,9 @@ class LinearBody:
         spec, tiles, name = self.spec, self.tiles, "%together"
         if spec.rows is not None:
             known = -(-spec.rows // (tiles.rows * tiles.down))
-            together = panels_together(known, spec.panels, tiles.across, self.workers)
+            together = panels_together(known, self.shared)
             return [f"{name} = arith.constant {together} : index"], name
-        *some, (_, last) = panels_by_blocks(spec.panels, tiles.across, self.workers)
+        *some, (_, last) = panels_by_blocks(self.shared)
         lines = [f"{name} = arith.constant {last} : index"]
         for i, (most, together) in enumerate(reversed(some)):
             lines += [
