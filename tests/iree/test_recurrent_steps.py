@@ -39,7 +39,9 @@ def layer(
     """One node over an x of (steps, batch, IN), of which both are free, or 6 and 3."""
     rng, ways = np.random.default_rng(0), 2 if attributes.get("direction") == "bidirectional" else 1
     shapes = {"w": (GATES[op] * H, IN), "r": (GATES[op] * H, H), "b": (2 * GATES[op] * H,) * bias}
-    held = {k: (rng.standard_normal((ways, *s)) / 2).astype(np.float32) for k, s in shapes.items() if s}
+    # States of many numbers whose weights are as large as those of a few would make of roundings what is no rounding any more.
+    sizes = {"r": max(2.0, H**0.5)}
+    held = {k: (rng.standard_normal((ways, *s)) / sizes.get(k, 2)).astype(np.float32) for k, s in shapes.items() if s}
     steps, batch = ("S", "B") if free else (6, 3)
     inputs = [h.make_tensor_value_info("x", T.FLOAT, [steps, batch, IN])]
     first = ("h0", "c0")[: 2 if op == "LSTM" else 1] if states else ()
