@@ -13,8 +13,8 @@ from onnx_fa.spec.fused_linear import FusedLinear
 from onnx_fa.spec.linear import Bits, LinearSpec
 
 _LOAD = 8
-"""Bytes of a word. With more, threads that are neighbours would read x so far apart that loads of x would take the time; with less,
-those of scales do, of which each word needs one."""
+"""Bytes of a word. With more, neighbouring threads would read x from lines of memory of their own; with less, the loads of scales,
+one for each word, take as long as those of the words."""
 _AHEAD = 16
 """Words of the weight that a thread has on their way from memory: steps of so many are written out. With more the compiler keeps
 numbers in memory for want of registers."""
