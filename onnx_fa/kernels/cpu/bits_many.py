@@ -15,6 +15,7 @@ from onnx_fa.kernels.cpu.linear_body import FEW, LinearTiles
 from onnx_fa.kernels.cpu.linear_measured import find_tiles
 from onnx_fa.kernels.cpu.linear_staged import DEEP, StagedBody
 from onnx_fa.kernels.cpu.row_dispatch import tile_height
+from onnx_fa.kernels.cpu.workgroups import WORKERS
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.tiles.origin import BY_RULE, Origin, built_in, measured
 from onnx_fa.spec.linear import Bits, LinearSpec
@@ -89,7 +90,7 @@ class StagedBits(StagedBody):
 
     def __init__(self, product: BitsProduct, tiles: LinearTiles) -> None:
         panel = tiles.vectors * tiles.lanes
-        super().__init__(LinearSpec((product.lead,), product.K, product.N, "f32", panel=panel), tiles)
+        super().__init__(LinearSpec((product.lead,), product.K, product.N, "f32", panel=panel), tiles, WORKERS)
         self.p, self.operands = product, words_of(product)
         self.by_table = has_table(product.bits, tiles.lanes)
 

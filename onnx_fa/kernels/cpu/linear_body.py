@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass
 from onnx_fa.kernels.cpu.addresses import Addresses
 from onnx_fa.kernels.cpu.epilogues import EpilogueVectors, tensor_operands
 from onnx_fa.kernels.cpu.row_dispatch import load, make_executable, store
-from onnx_fa.kernels.cpu.workgroups import WORKERS, Product, panels_by_blocks, panels_together
+from onnx_fa.kernels.cpu.workgroups import Product, panels_by_blocks, panels_together
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.spec.linear import LinearSpec
@@ -74,7 +74,7 @@ class LinearBody:
     addresses: Addresses | None = None
     sum_element = "f32"
 
-    def __init__(self, spec: LinearSpec, tiles: LinearTiles, workers: Sequence[int] = WORKERS) -> None:
+    def __init__(self, spec: LinearSpec, tiles: LinearTiles, workers: Sequence[int]) -> None:
         """`workers`: the numbers of them that share the workgroups."""
         self.spec, self.tiles, self.t = spec, tiles, Lanes(tiles.lanes)
         self.operands, self.outputs = operands_of(spec), outputs_of(spec)

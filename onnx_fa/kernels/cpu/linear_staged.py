@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from onnx_fa.kernels.cpu.linear_body import FEW, LinearBody, LinearTiles, steps_of
-from onnx_fa.kernels.cpu.workgroups import WORKERS
 from onnx_fa.kernels.mlir.text import memref_type
 from onnx_fa.spec.linear import LinearSpec
 
@@ -34,7 +33,7 @@ class StagedBody(LinearBody):
     widens_in_registers = True
     """Whether `_weights` can read the weight itself, for a few rows."""
 
-    def __init__(self, spec: LinearSpec, tiles: LinearTiles, workers: Sequence[int] = WORKERS) -> None:
+    def __init__(self, spec: LinearSpec, tiles: LinearTiles, workers: Sequence[int]) -> None:
         super().__init__(spec, tiles, workers)
         self.stages_x = self.operands[0].element != "f32"
         self.staged = False

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from onnx_fa.kernels.cpu.linear_body import LinearBody, LinearTiles, steps_of
 from onnx_fa.kernels.cpu.linear_pairs import ByteBody
 from onnx_fa.kernels.cpu.linear_staged import StagedBody
-from onnx_fa.kernels.cpu.workgroups import WORKERS
 from onnx_fa.spec.linear import LinearSpec
 
 _UPPER = -0x10000
@@ -24,7 +23,7 @@ class StagedWords(StagedBody):
     """Products of words that become factors in a block of memory, or in registers for a few rows. The first factors of a block's
     words lie before their second ones, those of x as those of the weight, so that nothing is interleaved."""
 
-    def __init__(self, spec: LinearSpec, tiles: LinearTiles, workers: Sequence[int] = WORKERS) -> None:
+    def __init__(self, spec: LinearSpec, tiles: LinearTiles, workers: Sequence[int]) -> None:
         super().__init__(spec, tiles, workers)
         self.stages_x, self.steps = True, 2 * steps_of(spec)
 
