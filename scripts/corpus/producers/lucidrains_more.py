@@ -12,7 +12,7 @@ import torch
 
 from corpus.case import Case
 from corpus.feeds import Run
-from corpus.torch_export import BOTH, Call, Module, cases_of
+from corpus.torch_export import BOTH, Call, Exporter, Module, cases_of
 
 HEADS: dict[str, Any] = {"heads": 4, "dim_head": 12}
 LAYER: dict[str, Any] = {"dim": 32, **HEADS}
@@ -265,6 +265,12 @@ ATTENTIONS = {
 """Where it is another number than that of softmaxes of three axes, or what is special, and why."""
 
 
+def exporters_of(name: str) -> tuple[Exporter, ...]:
+    if name in BOTH_WAYS:
+        return BOTH
+    return ("dynamo",) if name in DYNAMO else ("torchscript",)
+
+
 def cases() -> Iterator[Case]:
     def module(network: Network) -> Module:
         types = {name: torch.int64 for name in network.ints} | {name: torch.bool for name in network.bools}
@@ -277,7 +283,7 @@ def cases() -> Iterator[Case]:
             *ATTENTIONS.get(network.name, (None, "")),
             {name: kind for name, kind in types.items() if name in network.inputs},
             axes,
-            BOTH if network.name in BOTH_WAYS else ("dynamo",) if network.name in DYNAMO else ("torchscript",),
+            exporters_of(network.name),
             RUNS,
         )
 

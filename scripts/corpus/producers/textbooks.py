@@ -188,10 +188,12 @@ def cases() -> Iterator[Case]:
         name, make, call, inputs = net
         first, second = ("length", "batch") if inputs is X else ("batch", "length")
         fixed = name in ("labml-free", "labml-graph", "labml-retro", "labml-unet-attention")
-        axes = {
-            key: {} if name == "labml-graph" else {0: "batch"} if fixed and inputs is not X else {0: first, 1: second}
-            for key in inputs
-        }
+        free = {0: first, 1: second}
+        if name == "labml-graph":
+            free = {}
+        elif fixed and inputs is not X:
+            free = {0: "batch"}
+        axes = {key: dict(free) for key in inputs}
         types = {"ids": torch.int64, "mask": torch.bool}
         given = {key: kind for key, kind in types.items() if key in inputs}
         return Module(name, lambda: Call(make(), call), inputs, None, "", given, axes, BOTH, RUNS)
