@@ -25,7 +25,7 @@ Product = Literal["tdpbf16ps", "tdpbusd", "tdpbssd"]
 """Of bf16; of bytes without a sign, or with one, by such with one."""
 _ROW_BYTES = 64
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
-_LEFT, _RIGHT, _FIRST_ROWS = 4, 6, 48
+LEFT, RIGHT, _FIRST_ROWS = 4, 6, 48
 """The first tiles of the factors, and where the configuration has the rows of the first tile."""
 _CONFIG = [1] + [0] * 15 + [_ROW_BYTES, 0] * 8 + [0] * 16 + [ROWS] * 8 + [0] * 8
 """What ldtilecfg reads: palette 1, and bytes per row and rows of eight tiles."""
@@ -55,7 +55,7 @@ class TileUnit:
         self.t, self.product = t, product
         numbers = [t.constant(str(x), "i64") for x in (_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA)]
         constraints = "={ax},{ax},{di},{si},~{rcx},~{r11},~{memory}"
-        answer = t.let(f"{_asm('syscall', constraints)} {', '.join(numbers)} : (i64, i64, i64) -> i64")
+        answer = t.let(f"{inline_asm('syscall', constraints)} {', '.join(numbers)} : (i64, i64, i64) -> i64")
         self.granted = t.let(f"arith.cmpi eq, {answer}, {t.constant('0', 'i64')} : i64")
         config_type = memref_type((64,), "i8")
         config = t.empty(config_type)
@@ -63,10 +63,10 @@ class TileUnit:
         t.do(f"vector.store {bytes_}, {config}[{t.index(0)}] : {config_type}, vector<64xi8>")
         if height is not None:
             rows = t.let(f"arith.index_cast {height} : index to i8")
-            for tile in range(_RIGHT):
+            for tile in range(RIGHT):
                 t.insert(rows, config, config_type, t.index(_FIRST_ROWS + tile))
         pointer = self.pointer(config, config_type)
-        self.if_granted(lambda: t.do(f"{_asm('ldtilecfg ($0)', 'r,~{memory}')} {pointer} : (i64) -> ()"))
+        self.if_granted(lambda: t.do(f"{inline_asm('ldtilecfg ($0)', 'r,~{memory}')} {pointer} : (i64) -> ()"))
 
     def if_granted(self, body: Callable[[], None], otherwise: Callable[[], None] | None = None) -> None:
         """Operations for a processor that grants tiles, and others for one that does not."""
@@ -80,7 +80,7 @@ class TileUnit:
 
     def release(self) -> None:
         """Gives the tiles back, so that a change of threads need not save them."""
-        self.if_granted(lambda: self.t.do(f"{_asm('tilerelease', '~{memory}')} : () -> ()"))
+        self.if_granted(lambda: self.t.do(f"{inline_asm('tilerelease', '~{memory}')} : () -> ()"))
 
     def pointer(self, memory: str, type_: str) -> str:
         """Where a memref lies, as i64."""
@@ -95,39 +95,48 @@ class TileUnit:
 
     def clear(self, down: int, across: int) -> None:
         """Sets down x across sums to 0."""
-        code = "; ".join(f"tilezero %tmm{_sum(i, j)}" for i in range(down) for j in range(across))
-        self.t.do(f"{_asm(code, '~{memory}')} : () -> ()")
+        code = "; ".join(f"tilezero %tmm{sum_tile(i, j)}" for i in range(down) for j in range(across))
+        self.t.do(f"{inline_asm(code, '~{memory}')} : () -> ()")
 
     def add_product(self, lefts: Sequence[Tile], right: Tile, across: int) -> None:
         """Adds to the sums the product of one or two tiles of the left factor (16 rows of 32 bf16 or 64 bytes), each from where it
         lies, with `across` tiles of the right (16 rows of pairs, or fours: two or four rows of the factor, 16 columns), beside each
         other."""
         n = len(lefts)
-        code = [f"tileloadd {x.at(0, 0)}(${i},${n + 1},1), %tmm{_LEFT + i}" for i, x in enumerate(lefts)]
-        code += [f"tileloadd {right.at(0, _ROW_BYTES * j)}(${n},${n + 2},1), %tmm{_RIGHT + j}" for j in range(across)]
+        code = [f"tileloadd {x.at(0, 0)}(${i},${n + 1},1), %tmm{LEFT + i}" for i, x in enumerate(lefts)]
+        code += [f"tileloadd {right.at(0, _ROW_BYTES * j)}(${n},${n + 2},1), %tmm{RIGHT + j}" for j in range(across)]
         code += [
-            f"{self.product} %tmm{_RIGHT + j}, %tmm{_LEFT + i}, %tmm{_sum(i, j)}"
+            f"{self.product} %tmm{RIGHT + j}, %tmm{LEFT + i}, %tmm{sum_tile(i, j)}"
             for j in range(across)
             for i in range(n)
         ]
         strides = [self.t.constant(str(x.row_bytes), "i64") for x in (lefts[0], right)]
         given = [*(x.pointer for x in lefts), right.pointer, *strides]
         self.t.do(
-            f"{_asm('; '.join(code), ','.join([*['r'] * len(given), '~{memory}']))} {', '.join(given)} : "
+            f"{inline_asm('; '.join(code), ','.join([*['r'] * len(given), '~{memory}']))} {', '.join(given)} : "
             f"({', '.join(['i64'] * len(given))}) -> ()"
         )
 
+    def load(self, from_: Tile, down: int, across: int) -> None:
+        """Reads the sums."""
+        self._move(lambda tile, place: f"tileloadd {place}, %tmm{tile}", from_, down, across)
+
     def store(self, to: Tile, down: int, across: int) -> None:
         """Writes the sums."""
+        self._move(lambda tile, place: f"tilestored %tmm{tile}, {place}", to, down, across)
+
+    def _move(self, move: Callable[[int, str], str], memory: Tile, down: int, across: int) -> None:
         places = [(i, j) for i in range(down) for j in range(across)]
-        code = "; ".join(f"tilestored %tmm{_sum(i, j)}, {to.at(ROWS * i, _ROW_BYTES * j)}($0,$1,1)" for i, j in places)
-        stride = self.t.constant(str(to.row_bytes), "i64")
-        self.t.do(f"{_asm(code, 'r,r,~{memory}')} {to.pointer}, {stride} : (i64, i64) -> ()")
+        code = "; ".join(move(sum_tile(i, j), f"{memory.at(ROWS * i, _ROW_BYTES * j)}($0,$1,1)") for i, j in places)
+        stride = self.t.constant(str(memory.row_bytes), "i64")
+        self.t.do(f"{inline_asm(code, 'r,r,~{memory}')} {memory.pointer}, {stride} : (i64, i64) -> ()")
 
 
-def _sum(i: int, j: int) -> int:
+def sum_tile(i: int, j: int) -> int:
+    """The number of the tile with the sums of row i and column j of tiles."""
     return 2 * i + j
 
 
-def _asm(code: str, constraints: str) -> str:
+def inline_asm(code: str, constraints: str) -> str:
+    """An operation that runs instructions, in AT&T's syntax; behind it come operands and types."""
     return f'llvm.inline_asm has_side_effects asm_dialect = att "{code}", "{constraints}"'

@@ -8,6 +8,7 @@ from onnx_fa.kernels.cpu.linear_ahead import AheadBody
 from onnx_fa.kernels.cpu.linear_body import FEW, LinearBody, LinearTiles, operands_of, outputs_of, steps_of
 from onnx_fa.kernels.cpu.linear_measured import FASTER, find_tiles, is_compilers, pick_fastest, tiles_of
 from onnx_fa.kernels.cpu.linear_pairs import ByteBody, PairBody
+from onnx_fa.kernels.cpu.linear_split import MOST_ROWS, SplitBody, can_split, rows_together
 from onnx_fa.kernels.cpu.linear_staged import StagedBody
 from onnx_fa.kernels.cpu.linear_tiles import ByteTiles, PairTiles
 from onnx_fa.kernels.cpu.linear_words import WidenedBytes, WidenedPairs
@@ -28,6 +29,8 @@ _DOWN, _ACROSS = 4, 4
 """Register tiles of a workgroup, and panels."""
 _TILED_DOWN = 8
 """Register tiles of a workgroup whose products AMX makes, which is faster."""
+_SPLIT_ACROSS = 8
+"""Panels of a workgroup that splits its rows, once for all of them."""
 _REGISTERS_UP_TO = 16
 """Rows by which a weight is widened in registers, with AVX2, in tiles of a few rows."""
 _STAGED_DOWN, _STAGED_ACROSS = 8, 2
@@ -90,6 +93,8 @@ def missing(spec: LinearSpec, target: Target) -> str:
 
 def body_name(spec: LinearSpec, target: Target) -> str:
     """What families of the tuning database call the kernel of a site."""
+    if _is_split(spec, target):
+        return "linear_split"
     if _is_staged(spec, target):
         return "linear_staged"
     return "linear_amx" if _is_tiled(spec, target) else "linear"
@@ -121,6 +126,9 @@ def _tiles_by_rule(spec: LinearSpec, target: Target) -> LinearTiles:
     # Twelve rows would need fewer loads, but as many rows of x as far apart as powers of two do not fit into eight ways of a cache.
     most = 8 if target.has_many_registers else 6
     rows = spec.rows
+    if _is_split(spec, target):
+        together = MOST_ROWS if rows is None else rows_together(rows)
+        return LinearTiles(target.lanes, most, 4, together // most, _SPLIT_ACROSS)
     if _is_tiled(spec, target):
         tall = most if rows is None else min(most, rows)
     elif rows is None:
@@ -143,6 +151,11 @@ def _is_tiled(spec: LinearSpec, target: Target) -> bool:
     """Whether AMX makes the products, where it is granted."""
     words = in_a_word(spec.dtype)
     return target.amx and words > 1 and spec.K % (words * PAIRS) == 0
+
+
+def _is_split(spec: LinearSpec, target: Target) -> bool:
+    """Whether AMX makes the products of f32, where it is granted, of numbers that are split into three of bf16."""
+    return target.amx and can_split(spec)
 
 
 def _is_staged(spec: LinearSpec, target: Target) -> bool:
@@ -169,13 +182,18 @@ def emit_with(spec: LinearSpec, target: Target, tiles: LinearTiles) -> dict[str,
     symbol = f"{name}_tiles"
     workers = (target.cores,) if target.cores else WORKERS
     body, flat = _body_of(spec, target)(spec, tiles, workers), operands_of(spec)
+    executable = body.executable(symbol)
     own = [(*spec.lead, steps_of(spec)), flat[1].shape, *spec.operand_shapes[2:]]
-    function = RowEntry(spec, name).text_lines(symbol, spec.lead, own, flat, outputs_of(spec))
-    return {symbol: joined(body.executable(symbol)), name: joined(function)}
+    function = RowEntry(spec, name).text_lines(
+        symbol, spec.lead, own, flat, outputs_of(spec), changed=body.changed, scratch=body.scratch
+    )
+    return {symbol: joined(executable), name: joined(function)}
 
 
 def _body_of(spec: LinearSpec, target: Target) -> type[LinearBody]:
     widened, with_amx, plain = _bodies(spec)
+    if _is_split(spec, target):
+        return SplitBody
     if _is_staged(spec, target):
         return widened
     # Of f32 AMX has no tiles, but processors with it have two multipliers of 512 bits to a core.

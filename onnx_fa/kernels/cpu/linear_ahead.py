@@ -22,13 +22,14 @@ class AheadBody(LinearBody):
     """Products of f32 whose weight is fetched ahead in tiles of more than a few rows. Of a few rows reading the weight is all that
     takes time, and its loads alone keep memory busy."""
 
+    places: Addresses
+
     def executable(self, symbol: str) -> list[str]:
-        self.addresses = Addresses(symbol)
+        self.addresses = self.places = Addresses(symbol)
         return super().executable(symbol)
 
     def _begin(self) -> None:
-        assert self.addresses
-        self.w_at = self.addresses.of(self.t, *self.loaded["%w"])
+        self.w_at = self.places.of(self.t, *self.loaded["%w"])
 
     def _walk(self, panel: str, rows: list[str], bounds: tuple[str, str], sums: list[str]) -> list[str]:
         t = self.t

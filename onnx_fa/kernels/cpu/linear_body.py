@@ -7,10 +7,10 @@ columns of the tile. Rows that the tiles do not divide are no loss of more than 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 
-from onnx_fa.kernels.cpu.addresses import Addresses
+from onnx_fa.kernels.cpu.addresses import Helper
 from onnx_fa.kernels.cpu.epilogues import EpilogueVectors, tensor_operands
 from onnx_fa.kernels.cpu.row_dispatch import load, make_executable, store
 from onnx_fa.kernels.cpu.workgroups import Product, panels_by_blocks, panels_together
@@ -71,7 +71,10 @@ def outputs_of(spec: LinearSpec) -> list[Operand]:
 class LinearBody:
     """Writes the dispatch of a site."""
 
-    addresses: Addresses | None = None
+    addresses: Helper | None = None
+    changed: Sequence[Operand] = ()
+    scratch: Sequence[Operand] = ()
+    """What the dispatch changes besides, and results that are memory it works in."""
     sum_element = "f32"
 
     def __init__(self, spec: LinearSpec, tiles: LinearTiles, workers: Sequence[int]) -> None:
@@ -84,6 +87,11 @@ class LinearBody:
         self.then = EpilogueVectors(self.t, spec.then, spec.tensors, spec.N)
 
     def executable(self, symbol: str) -> list[str]:
+        """The executable, a function of the name of the dispatch."""
+        return self.write_executable(symbol)
+
+    def write_executable(self, symbol: str) -> list[str]:
+        """The same, with what `addresses`, `changed` and `scratch` are."""
         spec, tiles = self.spec, self.tiles
         rows = "%rows" if spec.rows is None else "%known"
         lines, together = self._panels_together("%down")
@@ -96,7 +104,9 @@ class LinearBody:
             f"%across = arith.ceildivui %panels, {together} : index",
             "%x = arith.muli %down, %across : index",
         ]
-        return make_executable(symbol, self.operands, self.outputs, count, self._body(), helper=self.addresses)
+        outputs = [*self.outputs, *self.scratch]
+        body = self._body()
+        return make_executable(symbol, self.operands, outputs, count, body, helper=self.addresses, changed=self.changed)
 
     def _panels_together(self, blocks: str) -> tuple[list[str], str]:
         """Lines that make the number of panels of a workgroup, which depends on how many blocks of rows there are, and its name."""
@@ -144,10 +154,20 @@ class LinearBody:
     def _results(
         self, results: Sequence[str], types: Sequence[str], rows: tuple[str, str], panels: tuple[str, str]
     ) -> list[str]:
-        """The results with what a workgroup computes of them. Each has a loop of its own over those of the panels that are its,
-        most often of no panels at all."""
+        """The results with what a workgroup computes of them: these rows of the columns of these panels."""
+        return self._over_panels(results, types, panels, lambda panel, column, y: self._panel(panel, column, *rows, y))
+
+    def _over_panels(
+        self,
+        results: Sequence[str],
+        types: Sequence[str],
+        panels: tuple[str, str],
+        body: Callable[[str, str, str], str],
+    ) -> list[str]:
+        """The results after `body`, which takes a panel, its first column and the result that has it, and gives the result back.
+        Each result has a loop of its own over those of the panels that are its, most often of no panels at all."""
         t, width = self.t, self.spec.panel
-        made, first = [], 0
+        made, first, self.first_column = [], 0, 0
         for y, type_, n in zip(results, types, self.spec.widths, strict=True):
             self.y_type, count = type_, -(-n // width)
 
@@ -156,7 +176,7 @@ class LinearBody:
                 column = t.arith("muli", own, t.index(width))
                 if n % width:
                     column = t.arith("minsi", column, t.index(n - width))
-                return [self._panel(panel, t.shifted(column, self.first_column), *rows, carried[0])]
+                return [body(panel, t.shifted(column, self.first_column), carried[0])]
 
             bounds = panels
             if self.spec.parts:

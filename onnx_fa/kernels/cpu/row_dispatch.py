@@ -88,19 +88,26 @@ class RowEntry(KernelEntry):
         own: Sequence[Sequence[Dim]],
         operands: Sequence[Operand],
         outputs: Sequence[Operand],
+        *,
+        changed: Sequence[Operand] = (),
+        scratch: Sequence[Operand] = (),
     ) -> list[str]:
         """The function that calls the dispatch `symbol` of `operands` and `outputs`. `lead` are the dims of the rows, and `own` the
-        operands' shapes in the site, in the dispatch's element types."""
+        operands' shapes in the site, in the dispatch's element types. What is `changed` begins as zeros; nobody reads what the
+        dispatch leaves there and in `scratch`."""
         t, free = self.t, any(x.is_free for x in operands)
         if free:
             self.count_rows(lead)
         values = self.pass_operands(own, [x.shape for x in operands], [x.element for x in operands])
         types = [*(self.typed(x.shape, x.element) for x in operands), *[INDEX] * free]
-        results = listed_types([self.typed(y.shape, y.element) for y in outputs])
+        zeros = [t.let(f"flow.tensor.splat {t.constant('0', x.element)} : {x.type}") for x in changed]
+        types[len(values) : len(values)] = [x.type for x in changed]
+        made = [*zeros, *(self.typed(y.shape, y.element) for y in (*outputs, *scratch))]
         workload = f"[{self.dims[ROWS]}]" if free else ""
-        given = ", ".join([*values, *([self.dims[ROWS]] if free else [])])
-        call = f"flow.dispatch @{symbol}::@{symbol}{workload}({given}) : ({', '.join(types)}) -> {results}"
-        shaped = zip(t.several(call, len(outputs)), outputs, self.site.results, strict=True)
+        given = ", ".join([*values, *zeros, *([self.dims[ROWS]] if free else [])])
+        call = f"flow.dispatch @{symbol}::@{symbol}{workload}({given}) : ({', '.join(types)}) -> {listed_types(made)}"
+        own_results = t.several(call, len(made))[len(zeros) : len(zeros) + len(outputs)]
+        shaped = zip(own_results, outputs, self.site.results, strict=True)
         return self.lines([self.reshape(x, y.shape, shape, y.element) for x, y, (shape, _) in shaped])
 
 

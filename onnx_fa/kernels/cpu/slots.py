@@ -52,10 +52,11 @@ class Slots:
         return [
             f"func.func private @{self.symbol}_claim({_TAKEN}) attributes {{llvm.bareptr = true}} {{",
             *_ADDRESS,
-            "%c0 = arith.constant 0 : index",
             "%c1 = arith.constant 1 : index",
             f"%count = arith.constant {self.count} : index",
-            "%slot = scf.while (%try = %c0) : (index) -> index {",
+            *_own_processor(),
+            "%first_slot = arith.remui %processor, %count : index",
+            "%slot = scf.while (%try = %first_slot) : (index) -> index {",
             *_swap("%try", "%taken"),
             "%was_taken = arith.cmpi ne, %old, %free : i32",
             "scf.condition(%was_taken) %try : index",
@@ -107,6 +108,18 @@ class Slots:
             2,
         )
         store(t, taken, x.type, x, ["0"], x.shape, access="readwrite")
+
+
+def _own_processor() -> list[str]:
+    """The number of the processor that runs this, which Linux leaves where `rdtscp` reads it, in its lower 12 bits. A worker that
+    stays on one gets the slot again that it had in the dispatch before, where nothing else has it: what it wrote there is still in
+    its caches, and in no other's."""
+    return [
+        '%number_of_processor = llvm.inline_asm has_side_effects asm_dialect = att "rdtscp", "={cx},~{ax},~{dx}" : () -> i32',
+        "%lower = arith.constant 4095 : i32",
+        "%of_node = arith.andi %number_of_processor, %lower : i32",
+        "%processor = arith.index_cast %of_node : i32 to index",
+    ]
 
 
 def _swap(slot: str, value: str) -> list[str]:

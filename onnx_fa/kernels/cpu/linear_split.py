@@ -1,0 +1,380 @@
+"""Linear sites of f32 by AMX's tiles, of numbers that are split into three of bf16 each (split_products.py).
+
+A workgroup has some rows and some panels. Both are split in a block of K at a time, in memory that a worker has in its caches
+(slots.py): the rows once for all panels, a panel once for all rows. The sums of a block that is not the last wait there.
+
+Where a sum is not finite, its row and panel are computed once more in f32: infinities and what is too large for bf16 are so what
+they would be without tiles. Where Linux gives no tiles everything is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from onnx_fa.kernels.cpu.addresses import Addresses
+from onnx_fa.kernels.cpu.amx import ROWS, Tile, TileUnit
+from onnx_fa.kernels.cpu.linear_ahead import AheadBody
+from onnx_fa.kernels.cpu.linear_body import LinearTiles
+from onnx_fa.kernels.cpu.row_dispatch import load, store
+from onnx_fa.kernels.cpu.slots import Slots
+from onnx_fa.kernels.cpu.split_products import PARTS, STEP, TILE_BYTES, add_split_product, split_pair
+from onnx_fa.kernels.mlir.operand import Operand
+from onnx_fa.spec.linear import LinearSpec
+
+LEAST_ROWS = 64
+LEAST_PRODUCTS = 60e6
+"""So many rows are worth splitting a panel for, and so many products of numbers the memory that it takes."""
+MOST_ROWS = 256
+"""Of a workgroup: their parts of a block fill half of the second cache."""
+PANEL = 32
+"""Columns of a panel, two tiles."""
+_DEEP = 24
+"""Steps of a block along K, at most."""
+_SPLIT = 0.6
+"""What splitting a workgroup's rows costs, in panels."""
+_SLOTS = 64
+_LINE = 64
+_LINES = STEP * 4 * PANEL // _LINE
+"""Lines of memory that a step of a panel takes."""
+_FETCH = '"llvm.intr.prefetch"({at}) <{{rw = 0 : i32, hint = 2 : i32, cache = 1 : i32}}> : (!llvm.ptr) -> ()'
+_DOWN, _ACROSS = 2, 2
+"""Tiles that are multiplied at once."""
+
+
+def least_rows(spec: LinearSpec) -> int:
+    """The rows from which on a site's products are split."""
+    return max(LEAST_ROWS, math.ceil(LEAST_PRODUCTS / (spec.K * spec.N)))
+
+
+def can_split(spec: LinearSpec) -> bool:
+    """Whether a site's products are of f32, and enough for tiles to be worth splitting them, or may be in a run."""
+    many = spec.rows is None or spec.rows >= least_rows(spec)
+    return spec.dtype == "f32" and not spec.stored and spec.bits is None and spec.K >= 2 * STEP and many
+
+
+def rows_together(rows: int) -> int:
+    """The rows of a workgroup: equal parts of all of them, in whole pairs of tiles."""
+    pair = _DOWN * ROWS
+    parts = -(-rows // MOST_ROWS)
+    return -(-rows // (parts * pair)) * pair
+
+
+class SplitHelpers:
+    """The functions that the dispatch calls: of addresses and of slots."""
+
+    def __init__(self, addresses: Addresses, slots: Slots) -> None:
+        self.addresses, self.slots = addresses, slots
+
+    @property
+    def helper(self) -> list[str]:
+        return [*self.addresses.helper, *self.slots.helper]
+
+    @property
+    def keep(self) -> str:
+        return f"{self.addresses.keep}, {self.slots.keep}"
+
+
+class SplitBody(AheadBody):
+    """Products by tiles where the processor grants them, of as many rows as make it worth while."""
+
+    def __init__(self, spec: LinearSpec, tiles: LinearTiles, workers: Sequence[int]) -> None:
+        super().__init__(spec, tiles, workers)
+        self.shared = replace(self.shared, each=_SPLIT)
+        self.high = tiles.rows * tiles.down
+        steps = -(-spec.K // STEP)
+        self.blocks = -(-steps // _DEEP)
+        self.deep = -(-steps // self.blocks)
+        self.steps = steps
+        waiting = self.shared.most if self.blocks > 1 else 1
+        self.row_bytes = self.deep * PARTS * TILE_BYTES
+        """Of the parts of 16 rows."""
+        self.parts_of_rows = self.high // ROWS * self.row_bytes
+        self.parts_of_panel = _ACROSS * self.row_bytes
+        self.sum_bytes = 4 * PANEL * self.high
+        self.slot_bytes = self.parts_of_rows + self.parts_of_panel + waiting * self.sum_bytes
+
+    def executable(self, symbol: str) -> list[str]:
+        groups = min(_SLOTS, 2 * max(self.shared.workers))
+        if self.spec.rows is not None:
+            groups = min(groups, -(-self.spec.rows // self.high) * self.spec.panels)
+        self.slots = Slots(symbol, groups)
+        self.changed = [self.slots.operand]
+        self.scratch = [Operand("%parts", (groups, self.slot_bytes // 4), "f32")]
+        self.places = Addresses(symbol)
+        self.addresses = SplitHelpers(self.places, self.slots)
+        return self.write_executable(symbol)
+
+    def _begin(self) -> None:
+        t, (scratch,) = self.t, self.scratch
+        self.claim = self.slots.claim(t)
+        self.place = [self.claim.slot, "0"], (1, *scratch.shape[1:])
+        self.memory = load(t, scratch, "writeonly", *self.place)
+        self.x_at, self.w_at = (self.places.of(t, *self.loaded[name]) for name in ("%x", "%w"))
+        self.seen_at = self.places.of(t, *self.memory)
+        self.panel_parts_at, self.sums_at = (
+            self._behind(self.seen_at, n) for n in (self.parts_of_rows, self.parts_of_rows + self.parts_of_panel)
+        )
+        self.unit = TileUnit(t)
+
+    def _end(self) -> None:
+        t, (scratch,) = self.t, self.scratch
+        self.unit.release()
+        # What is only read and stored would pass for a copy.
+        parts = t.insert(t.f32(0.0), *self.memory, t.index(0), t.index(0))
+        store(t, parts, self.memory[1], scratch, *self.place)
+        self.slots.free(t, self.claim, self.last, self.y_type)
+
+    def _results(
+        self, results: Sequence[str], types: Sequence[str], rows: tuple[str, str], panels: tuple[str, str]
+    ) -> list[str]:
+        t, use = self.t, self.unit.granted
+        if self.spec.rows is None:
+            many = t.test("sge", self.rows, t.index(least_rows(self.spec)))
+            use = t.arith("andi", use, many, "i1")
+        in_f32 = super()._results
+        made = t.either(
+            use,
+            types,
+            lambda: self._by_tiles(results, types, rows, panels),
+            lambda: in_f32(results, types, rows, panels),
+        )
+        self.last = made[-1]
+        return made
+
+    def _by_tiles(
+        self, results: Sequence[str], types: Sequence[str], rows: tuple[str, str], panels: tuple[str, str]
+    ) -> list[str]:
+        t = self.t
+        self.own_rows, self.first_panel = rows, panels[0]
+        self.count = t.arith("subi", rows[1], rows[0])
+
+        def block(k: str, carried: list[str]) -> list[str]:
+            self.start = t.arith("muli", k, t.index(self.deep))
+            self.size = t.arith("minsi", t.index(self.deep), t.arith("subi", t.index(self.steps), self.start))
+            self.is_first, self.is_last = t.test("eq", k, t.index(0)), t.test("eq", k, t.index(self.blocks - 1))
+            self._split_rows()
+            return self._over_panels(carried, types, panels, self._panel_block)
+
+        return t.loop((t.index(0), t.index(self.blocks), t.index(1)), list(zip(results, types, strict=True)), block)
+
+    def _over_steps(self, body: Callable[[str, int], None]) -> None:
+        """body(step, n) for each step of the block, which has n numbers of K."""
+        t, rest = self.t, self.spec.K % STEP
+        if not rest:
+            t.each((t.index(0), self.size, t.index(1)), lambda s: body(s, STEP))
+            return
+        whole = t.let(f"arith.extui {self.is_last} : i1 to i32")
+        whole = t.arith("subi", self.size, t.let(f"arith.index_cast {whole} : i32 to index"))
+        t.each((t.index(0), whole, t.index(1)), lambda s: body(s, STEP))
+        t.do(f"scf.if {self.is_last} {{")
+        body(whole, rest)
+        t.do("}")
+
+    def _split_rows(self) -> None:
+        """Splits the block of the workgroup's rows, in whole tiles; the last row fills them up. A step of a tile's rows is written
+        before the next: what they become lies side by side, and their own lines are asked for two steps ahead."""
+        t, K = self.t, self.spec.K
+        first = self._moved(self.x_at, self.start, 4 * STEP)
+        last = t.shifted(self.rows, -1)
+
+        def tile(m: str) -> None:
+            top = t.arith("addi", self.own_rows[0], m)
+            to = self._moved(self.seen_at, t.arith("divui", m, t.index(ROWS)), self.row_bytes)
+
+            def step(s: str, n: int) -> None:
+                source, target = self._moved(first, s, 4 * STEP), self._moved(to, s, PARTS * TILE_BYTES)
+
+                def row(r: str) -> None:
+                    at = self._moved(source, t.arith("minsi", t.arith("addi", top, r), last), 4 * K)
+                    for line in range(2):
+                        t.do(_FETCH.format(at=self._at(at, 8 * STEP + line * _LINE)))
+                    low, high = (self._load(at, 4 * t.width * i, n - t.width * i) for i in range(2))
+                    for part, words in enumerate(split_pair(t, low, high)):
+                        self._store(words, t.ivec, self._moved(target, r, 4 * t.width), part * TILE_BYTES)
+
+                t.each((t.index(0), t.index(ROWS), t.index(1)), row)
+
+            self._over_steps(step)
+
+        t.each((t.index(0), self.count, t.index(ROWS)), tile)
+
+    def _split_panel(self, panel: str) -> None:
+        """Splits the block of a panel of the weight. Rows of it past the last, which zeros of x meet, are the last once more."""
+        t, K, row = self.t, self.spec.K, 4 * PANEL
+        first = self._moved(self._moved(self.w_at, panel, row * K), self.start, row * STEP)
+        self.next_panel = self._behind(first, row * K)
+
+        def step(s: str, n: int) -> None:
+            source = self._moved(first, s, row * STEP)
+            target = self._moved(self.panel_parts_at, s, PARTS * _ACROSS * TILE_BYTES)
+
+            def pairs(count: int, begin: int, apart: int) -> None:
+                """The pairs of `count` rows from `begin` on with those so far behind."""
+
+                def pair(i: str) -> None:
+                    at, to = self._moved(source, i, row), self._moved(target, i, 4 * t.width)
+                    for j in range(_ACROSS):
+                        column = 4 * t.width * j
+                        low, high = (self._load(at, row * k + column) for k in (begin, begin + apart))
+                        for part, words in enumerate(split_pair(t, low, high)):
+                            byte = (part * _ACROSS + j) * TILE_BYTES + 4 * t.width * begin
+                            self._store(words, t.ivec, to, byte)
+
+                t.each((t.index(0), t.index(count), t.index(1)), pair)
+
+            both = max(0, n - ROWS)
+            if both:
+                pairs(both, 0, ROWS)
+            for i in range(both, ROWS):
+                low = min(i, n - 1)
+                self._split_last(source, target, i, low, n - 1)
+
+        self._over_steps(step)
+
+    def _split_last(self, source: str, target: str, i: int, low: int, high: int) -> None:
+        """The pair i of a step, of these two rows of the panel."""
+        t, row = self.t, 4 * PANEL
+        for j in range(_ACROSS):
+            column = 4 * t.width * j
+            words = split_pair(t, *(self._load(source, row * k + column) for k in (low, high)))
+            for part, w in enumerate(words):
+                self._store(w, t.ivec, target, (part * _ACROSS + j) * TILE_BYTES + 4 * t.width * i)
+
+    def _panel_block(self, panel: str, column: str, y: str) -> str:
+        """y with a block of a panel's products, where it is the last; others leave their sums."""
+        t = self.t
+        self._split_panel(panel)
+        sums = self.sums_at
+        if self.blocks > 1:
+            sums = self._moved(sums, t.arith("subi", panel, self.first_panel), self.sum_bytes)
+
+        def pair(m: str, carried: list[str]) -> list[str]:
+            at = self._moved(sums, m, 4 * PANEL)
+            several = t.test("slt", t.shifted(m, ROWS), self.count)
+            t.do(f"scf.if {several} {{")
+            self._multiply_tiles(m, at, _DOWN)
+            t.do("} else {")
+            self._multiply_tiles(m, at, 1)
+            t.do("}")
+            if self.blocks == 1:
+                return [self._finish(panel, column, m, at, carried[0])]
+            finish = [self.y_type], lambda: [self._finish(panel, column, m, at, carried[0])], lambda: carried
+            return t.either(self.is_last, *finish)
+
+        return t.loop((t.index(0), self.count, t.index(_DOWN * ROWS)), [(y, self.y_type)], pair)[0]
+
+    def _multiply_tiles(self, m: str, sums: str, down: int) -> None:
+        """The sums of so many tiles of rows, from row m of the workgroup on, with the block's products. One tile alone has two
+        sums for each, which are added up behind the last block."""
+        t, unit = self.t, self.unit
+        to = Tile(sums, 4 * PANEL)
+        if self.blocks == 1:
+            unit.clear(_DOWN, _ACROSS)
+        else:
+            t.do(f"scf.if {self.is_first} {{")
+            unit.clear(_DOWN, _ACROSS)
+            t.do("} else {")
+            unit.load(to, _DOWN, _ACROSS)
+            t.do("}")
+        tile = t.arith("divui", m, t.index(ROWS))
+        first = self._moved(self.seen_at, tile, self.row_bytes)
+        rows = [self._behind(first, i * self.row_bytes) for i in range(down)]
+        fetched = -(-_LINES * _DOWN * ROWS // self.high)
+        ahead = self._moved(self.next_panel, tile, fetched * _LINE // _DOWN)
+
+        def step(s: str) -> None:
+            at = self._moved(ahead, s, _LINES * _LINE)
+            for i in range(fetched):
+                t.do(_FETCH.format(at=self._at(at, i * _LINE)))
+            lefts = [self._moved(at, s, PARTS * TILE_BYTES) for at in rows]
+            add_split_product(t, lefts, self._moved(self.panel_parts_at, s, PARTS * _ACROSS * TILE_BYTES), _ACROSS)
+
+        t.each((t.index(0), self.size, t.index(1)), step)
+        unit.store(to, _DOWN, _ACROSS)
+        if down == 1:
+            self._add_up(sums)
+
+    def _add_up(self, sums: str) -> None:
+        """Adds the second sums of a tile of rows to its first, if no block follows."""
+        t = self.t
+
+        def row(r: str) -> None:
+            at = self._moved(sums, r, 4 * PANEL)
+            for j in range(_ACROSS):
+                one, two = (self._load(at, 4 * (PANEL * i + t.width * j), aligned=64) for i in (0, ROWS))
+                self._store(t.vop("arith.addf", one, two), t.vec, at, 4 * t.width * j)
+
+        if self.blocks > 1:
+            t.do(f"scf.if {self.is_last} {{")
+        t.each((t.index(0), t.index(ROWS), t.index(1)), row)
+        if self.blocks > 1:
+            t.do("}")
+
+    def _finish(self, panel: str, column: str, m: str, sums: str, y: str) -> str:
+        """y with what becomes of the sums of a pair of tiles of rows."""
+        t = self.t
+        count = t.arith("minsi", t.index(_DOWN * ROWS), t.arith("subi", self.count, m))
+        first = t.arith("addi", self.own_rows[0], m)
+        bounds = t.index(0), count, t.index(1)
+
+        def totals(r: str) -> list[str]:
+            at = self._moved(sums, r, 4 * PANEL)
+            return [self._load(at, 4 * t.width * j, aligned=64) for j in range(_ACROSS)]
+
+        def look(r: str, carried: list[str]) -> list[str]:
+            # 0 times what is not finite is NaN.
+            return [t.vop("vector.fma", x, t.splat(0.0), c) for x, c in zip(totals(r), carried, strict=True)]
+
+        seen = t.loop(bounds, [(t.splat(0.0), t.vec)] * _ACROSS, look)
+        finite = t.compare("oeq", t.vop("arith.addf", *seen), t.splat(0.0))
+        finite = t.let(f"vector.reduction <and>, {finite} : {t.bvec} into i1")
+
+        def write(r: str, carried: list[str]) -> list[str]:
+            made = carried[0]
+            for j, total in enumerate(totals(r)):
+                made = self._write(total, made, t.arith("addi", first, r), t.shifted(column, t.width * j))
+            return [made]
+
+        def again(r: str, carried: list[str]) -> list[str]:
+            return [self._tile(panel, column, t.arith("addi", first, r), 1, carried[0])]
+
+        return t.either(
+            finite,
+            [self.y_type],
+            lambda: t.loop(bounds, [(y, self.y_type)], write),
+            lambda: t.loop(bounds, [(y, self.y_type)], again),
+        )[0]
+
+    def _moved(self, pointer: str, index: str, by: int) -> str:
+        return self.unit.moved(pointer, index, by)
+
+    def _behind(self, pointer: str, byte: int) -> str:
+        return self.t.arith("addi", pointer, self.t.constant(str(byte), "i64"), "i64") if byte else pointer
+
+    def _at(self, pointer: str, byte: int) -> str:
+        return self.t.let(f"llvm.inttoptr {self._behind(pointer, byte)} : i64 to !llvm.ptr")
+
+    def _load(self, pointer: str, byte: int, lanes: int | None = None, *, aligned: int = 4) -> str:
+        """A vector from so many bytes behind a pointer; of fewer `lanes`, if they are given, the others are 0."""
+        t = self.t
+        if lanes is None or lanes >= t.width:
+            return t.let(
+                f'"llvm.load"({self._at(pointer, byte)}) <{{alignment = {aligned} : i64, ordering = 0 : i64}}> : '
+                f"(!llvm.ptr) -> {t.vec}"
+            )
+        if lanes <= 0:
+            return t.splat(0.0)
+        mask = t.constant(f"dense<[{', '.join('true' if i < lanes else 'false' for i in range(t.width))}]>", t.bvec)
+        return t.let(
+            f'"llvm.intr.masked.load"({self._at(pointer, byte)}, {mask}, {t.splat(0.0)}) <{{alignment = {aligned} : i64}}> : '
+            f"(!llvm.ptr, {t.bvec}, {t.vec}) -> {t.vec}"
+        )
+
+    def _store(self, value: str, type_: str, pointer: str, byte: int) -> None:
+        """Writes a vector of that type, at whole lines."""
+        self.t.do(
+            f'"llvm.store"({value}, {self._at(pointer, byte)}) <{{alignment = 64 : i64, ordering = 0 : i64}}> : '
+            f"({type_}, !llvm.ptr) -> ()"
+        )

@@ -1,0 +1,95 @@
+"""Products of f32 by AMX, which multiplies bf16: a number is the sum of three of them.
+
+    x = x0 + x1 + x2:   x0 = bf16(x),  x1 = bf16(x - x0),  x2 = x - x0 - x1
+
+bf16 has 8 significant bits, and f32 24: x - x0 has at most 16 of them left, x2 eight, and both differences are exact. Of the nine
+products of two numbers' parts six are added up, exact each, in sums of f32:
+
+    x w = x0 w0 + x0 w1 + x1 w0 + x0 w2 + x1 w1 + x2 w0 + r,   |r| < 2^-23.9 |x w|
+
+since |x1| <= 2^-8 |x| and |x2| <= 2^-16 |x|: what is left out is as much as rounding the product once would change (Henry, Tang and
+Heinecke, "Leveraging the bfloat16 artificial intelligence datatype for higher-precision computations", 2019). AMX multiplies at 16
+times the speed of f32 in vectors, so that six products leave more than twice.
+
+What is not finite, or so large that its x0 is not, makes the sum infinite or NaN. Numbers below 2^-126 are zeros for AMX: parts of
+numbers below 2^-110 are lost, and products that small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnx_fa.kernels.cpu.amx import LEFT, RIGHT, inline_asm, sum_tile
+from onnx_fa.kernels.mlir.text import Text
+from onnx_fa.kernels.mlir.vectors import Lanes
+
+PARTS = 3
+"""bf16 that a number is the sum of."""
+STEP = 32
+"""Numbers along K that a tile's row has, in pairs of those that lie 16 apart: nothing has to be moved within vectors."""
+TILE_BYTES = 1024
+_ROW_BYTES = 64
+_MULTIPLIED = ((2, 0), (1, 0), (1, 1), (0, 1), (0, 2), (0, 0))
+"""Which parts of the left factor meet which of the right, in an order in which most stay where they are loaded."""
+_HALF, _UPPER = 0x8000, -0x10000
+"""Half of the last place that a bf16 has, and its bits, of those of an f32 as an i32."""
+
+
+def split_pair(t: Lanes, low: str, high: str) -> list[str]:
+    """The parts of two vectors of f32, each part as words: a bf16 of `low` in the lower half, one of `high` in the upper."""
+    words = []
+    for _ in range(PARTS - 1):
+        (low_bits, low), (high_bits, high) = (_first_part(t, x) for x in (low, high))
+        words.append(_paired(t, low_bits, high_bits))
+    return [*words, _paired(t, *(_bits(t, x) for x in (low, high)))]
+
+
+def _bits(t: Lanes, x: str) -> str:
+    return t.let(f"vector.bitcast {x} : {t.vec} to {t.ivec}")
+
+
+def _floats(t: Lanes, bits: str) -> str:
+    return t.let(f"vector.bitcast {bits} : {t.ivec} to {t.vec}")
+
+
+def _first_part(t: Lanes, x: str) -> tuple[str, str]:
+    """The nearest bf16, as the upper bits of an f32, and the rest."""
+    near = t.arith("addi", _bits(t, x), t.dense(str(_HALF), "i32"), t.ivec)
+    near = t.arith("andi", near, t.dense(str(_UPPER), "i32"), t.ivec)
+    return near, t.vop("arith.subf", x, _floats(t, near))
+
+
+def _paired(t: Lanes, low: str, high: str) -> str:
+    """Words of the upper halves of both."""
+    moved = t.arith("shrui", low, t.dense("16", "i32"), t.ivec)
+    kept = t.arith("andi", high, t.dense(str(_UPPER), "i32"), t.ivec)
+    return t.arith("ori", moved, kept, t.ivec)
+
+
+def add_split_product(t: Text, lefts: Sequence[str], right: str, across: int) -> None:
+    """Adds to AMX's sums the product of one or two times 16 rows of x with `across` times 16 columns of w, along STEP numbers of
+    K. One time 16 rows have two sums for each, which are to be added up. `lefts` and `right` are pointers, i64: to PARTS tiles, one
+    behind the other, and to PARTS times `across`."""
+    n = len(lefts)
+    code: list[str] = []
+    loaded = {LEFT: -1, RIGHT: -1}
+
+    def load(first: int, part: int, sources: Sequence[tuple[int, int]]) -> None:
+        """Loads a part of a factor into tiles from `first` on, each from an operand and a byte behind it."""
+        if loaded[first] != part:
+            code.extend(f"tileloadd {byte}(${at},${n + 1},1), %tmm{first + i}" for i, (at, byte) in enumerate(sources))
+            loaded[first] = part
+
+    for at, (a, b) in enumerate(_MULTIPLIED):
+        load(LEFT, a, [(i, a * TILE_BYTES) for i in range(n)])
+        load(RIGHT, b, [(n, (b * across + j) * TILE_BYTES) for j in range(across)])
+        # One tile of rows takes turns with two sums for each: a product waits for the one before it in the same.
+        code += [
+            f"tdpbf16ps %tmm{RIGHT + j}, %tmm{LEFT + i}, %tmm{sum_tile(i if n > 1 else at % 2, j)}"
+            for i in range(n)
+            for j in range(across)
+        ]
+    given = [*lefts, right, t.constant(str(_ROW_BYTES), "i64")]
+    constraints = ",".join([*["r"] * len(given), "~{memory}"])
+    types = ", ".join(["i64"] * len(given))
+    t.do(f"{inline_asm('; '.join(code), constraints)} {', '.join(given)} : ({types}) -> ()")
