@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.amx import PAIRS
 from onnx_fa.kernels.cpu.linear_ahead import AheadBody
@@ -14,6 +17,7 @@ from onnx_fa.kernels.cpu.linear_tiles import ByteTiles, PairTiles
 from onnx_fa.kernels.cpu.linear_words import WidenedBytes, WidenedPairs
 from onnx_fa.kernels.cpu.row_dispatch import RowEntry, joined, tile_height
 from onnx_fa.kernels.cpu.workgroups import WORKERS
+from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.tiles.origin import UNKNOWN, Origin, built_in, measured
 from onnx_fa.spec.linear import LinearSpec, in_a_word, linear_name
 from onnx_fa.spec.target import Target
@@ -179,15 +183,38 @@ def emit_with(spec: LinearSpec, target: Target, tiles: LinearTiles) -> dict[str,
     if spec.panel != tiles.vectors * tiles.lanes:
         raise UnsupportedError(f"vector kernel, linear site: {spec.dtype}, panels of {spec.panel}")
     name = linear_name(spec)
-    symbol = f"{name}_tiles"
-    workers = (target.cores,) if target.cores else WORKERS
-    body, flat = _body_of(spec, target)(spec, tiles, workers), operands_of(spec)
-    executable = body.executable(symbol)
+    made = _dispatch_of(spec, target, tiles, f"{name}_tiles")
+    flat = made.operands
     own = [(*spec.lead, steps_of(spec)), flat[1].shape, *spec.operand_shapes[2:]]
     function = RowEntry(spec, name).text_lines(
-        symbol, spec.lead, own, flat, outputs_of(spec), changed=body.changed, scratch=body.scratch
+        made.symbol, spec.lead, own, flat, made.outputs, changed=made.changed, scratch=made.scratch
     )
-    return {symbol: joined(executable), name: joined(function)}
+    return {made.symbol: made.executable, name: joined(function)}
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """The executable `symbol` of a site's kernel, and what it is called with: operands, besides what it changes, which begins as
+    zeros, and results, besides the memory that it works in."""
+
+    symbol: str
+    executable: str
+    operands: Sequence[Operand]
+    outputs: Sequence[Operand]
+    changed: Sequence[Operand]
+    scratch: Sequence[Operand]
+
+
+def emit_dispatch(spec: LinearSpec, target: Target, symbol: str) -> Dispatch:
+    """The kernel of a site by that name, with a function of another's making."""
+    return _dispatch_of(spec, target, tiles_for(spec, target), symbol)
+
+
+def _dispatch_of(spec: LinearSpec, target: Target, tiles: LinearTiles, symbol: str) -> Dispatch:
+    workers = (target.cores,) if target.cores else WORKERS
+    body = _body_of(spec, target)(spec, tiles, workers)
+    executable = joined(body.executable(symbol))
+    return Dispatch(symbol, executable, operands_of(spec), outputs_of(spec), body.changed, body.scratch)
 
 
 def _body_of(spec: LinearSpec, target: Target) -> type[LinearBody]:

@@ -7,6 +7,7 @@ import math
 from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined, tile_height
 from onnx_fa.kernels.cpu.window_body import WindowBody, WindowTiles, operands_of, y_of
 from onnx_fa.kernels.cpu.window_pads import PaddedBody
+from onnx_fa.kernels.cpu.window_product import emit_product, product_of
 from onnx_fa.kernels.cpu.winograd import WinogradBody, WinogradTiles
 from onnx_fa.kernels.cpu.winograd_turns import MADE
 from onnx_fa.kernels.mlir.text import Text
@@ -110,6 +111,9 @@ def winograd_tiles(spec: WindowSpec, target: Target) -> WinogradTiles | None:
 def emit_window(spec: WindowSpec, target: Target) -> dict[str, str]:
     """The executable and the function of the spec's name, which takes x and the weight and returns y, by their symbols."""
     symbol, operands, y, t = f"{spec.name}_tiles", operands_of(spec), y_of(spec), Text()
+    if product := product_of(spec, target):
+        executable, entry = emit_product(spec, product, target, symbol)
+        return {symbol: executable, spec.name: entry}
     if spec.parts is None:
         t.do(f"%rows = tensor.dim %x, {t.index(0)} : {operands[0].type}")
     names = [x.name for x in operands]
