@@ -237,20 +237,20 @@ def test_three_parts_are_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_split, "LEAST_PRODUCTS", 60e6)
+    monkeypatch.setattr(linear_split, "LEAST_PRODUCTS", 20e6)
     many = LinearSpec((512,), 768, 768, "f32")
     assert can_split(many) and body_name(many, AMX) == "linear_split"
     for other in (
         LinearSpec((ROWS - 1,), 768, 768, "f32"),
         LinearSpec((512,), 32, 4096, "f32"),
-        LinearSpec((100,), 768, 768, "f32"),
+        LinearSpec((197,), 192, 384, "f32"),
         LinearSpec((512,), 768, 768, "f16"),
         LinearSpec((512,), 768, 768, "f32", stored="f16"),
     ):
         assert body_name(other, AMX) != "linear_split"
     assert body_name(many, parse_target("cpu-avx512")) == "linear"
     assert body_name(replace(many, lead=("n",)), AMX) == "linear_split"
-    assert [linear_split.least_rows(LinearSpec(("n",), 768, n, "f32")) for n in (768, 3072)] == [102, ROWS]
+    assert [linear_split.least_rows(LinearSpec(("n",), 768, n, "f32")) for n in (192, 3072)] == [136, ROWS]
 
 
 def test_rows_of_a_workgroup() -> None:

@@ -24,7 +24,7 @@ from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.spec.linear import LinearSpec
 
 LEAST_ROWS = 64
-LEAST_PRODUCTS = 60e6
+LEAST_PRODUCTS = 20e6
 """So many rows are worth splitting a panel for, and so many products of numbers the memory that it takes."""
 MOST_ROWS = 256
 """Of a workgroup: their parts of a block fill half of the second cache."""
