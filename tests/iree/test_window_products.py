@@ -16,6 +16,7 @@ from onnx_fa.kernels.cpu import linear_split
 from onnx_fa.kernels.cpu.window import emit_window, panel_of
 from onnx_fa.kernels.cpu.window_body import operands_of, y_of
 from onnx_fa.kernels.cpu.window_product import product_of
+from onnx_fa.kernels.cpu.worker_memory import TEXT_NAME
 from onnx_fa.spec.expr import SCORE, Apply, Float, Tensor
 from onnx_fa.spec.linear_cases import in_panels
 from onnx_fa.spec.target import foreign_cpu, parse_target
@@ -49,7 +50,7 @@ def test_which(name: str) -> None:
     product = product_of(spec, AMX)
     assert product is not None and (product.K, product.N, product.panel) == (80, 72, 32)
     texts = emit_window(spec, AMX)
-    assert list(texts) == [f"{spec.name}_tiles", spec.name] and "tdpbf16ps" in texts[f"{spec.name}_tiles"]
+    assert list(texts) == [f"{spec.name}_tiles", TEXT_NAME, spec.name] and "tdpbf16ps" in texts[f"{spec.name}_tiles"]
 
 
 @pytest.mark.parametrize(
@@ -75,21 +76,23 @@ def test_which_are_not(changes: dict[str, Any]) -> None:
 @pytest.fixture(scope="module")
 def functions(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """Calls the function of a spec, of a module of all."""
-    lines: list[str] = []
+    texts: dict[str, str] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear_split, "LEAST_PRODUCTS", 0)
         for name, spec in SPECS.items():
-            lines += emit_window(spec, AMX).values()
+            texts |= emit_window(spec, AMX)
             operands = operands_of(spec)
             types, y = [x.type for x in operands], y_of(spec).type
             arguments = ", ".join(f"%{i}: {type_}" for i, type_ in enumerate(types))
             values = ", ".join(f"%{i}" for i in range(len(types)))
-            lines.append(
+            texts[name] = (
                 f"util.func public @{name}({arguments}) -> {y} {{\n"
                 f"%y = util.call @{spec.name}({values}) : ({', '.join(types)}) -> {y}\nutil.return %y : {y}\n}}\n"
             )
     output = tmp_path_factory.mktemp("products") / "m.vmfb"
-    run_iree_compile("".join(lines), output, ("--iree-llvmcpu-stack-allocation-limit=131072", *FLAGS), target=AMX)
+    run_iree_compile(
+        "".join(texts.values()), output, ("--iree-llvmcpu-stack-allocation-limit=131072", *FLAGS), target=AMX
+    )
     return lambda name, *given: load_module(output, function=name)(*given)[0]
 
 

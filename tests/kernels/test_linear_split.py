@@ -266,9 +266,11 @@ def test_what_is_written() -> None:
     """Six products of tiles for each pair of them, a claim of memory, and the loop of f32 for where there are no tiles."""
     spec = packed(LinearSpec((512,), 768, 768, "f32"), AMX)
     assert tiles_for(spec, AMX).vectors * tiles_for(spec, AMX).lanes == 32
-    (executable, function) = emit_linear(spec, AMX).values()
+    executable, memory, function = emit_linear(spec, AMX).values()
     steps = [line for line in executable.splitlines() if "tdpbf16ps" in line]
     assert [line.count("tdpbf16ps") for line in steps] == [6 * 4, 6 * 2]
     assert [line.count("tileloadd") for line in steps] == [14, 11]
     assert "vector.fma" in executable and "_claim" in executable
     assert len(re.findall(r"flow\.dispatch ", function)) == 1
+    assert re.findall(r"global\.\w+ .*@(\w+)", function) == ["worker_slots", "worker_memory"] * 2
+    assert memory.count("util.global private mutable") == 2

@@ -24,11 +24,13 @@ def compile_sites(
     **options: Any,
 ) -> None:
     """A module with a function for each site, with the tiles given, or those that a model would have. Raises CompileError."""
-    text = "\n".join(_text(function, *site, target) for function, site in sites.items())
+    texts = [_texts(function, *site, target) for function, site in sites.items()]
+    # What they share is there once.
+    text = "\n".join({name: text for made in texts for name, text in made.items()}.values())
     iree_compile(text, output, target, flags=(*MODEL_FLAGS["llvm-cpu"], UNVERIFIED, *flags), timeout_s=120, **options)
 
 
-def _text(function: str, spec: LinearSpec, tiles: LinearTiles | None, target: Target) -> str:
+def _texts(function: str, spec: LinearSpec, tiles: LinearTiles | None, target: Target) -> dict[str, str]:
     types = [tensor_type(s, element_type(d)) for s, d in zip(spec.operand_shapes, spec.operand_dtypes, strict=True)]
     results, names = [tensor_type(*r) for r in spec.results], [f"%a{i}" for i in range(len(types))]
     arguments, made = ", ".join(f"{n}: {t}" for n, t in zip(names, types, strict=True)), ", ".join(results)
@@ -36,6 +38,7 @@ def _text(function: str, spec: LinearSpec, tiles: LinearTiles | None, target: Ta
     values = ", ".join(f"%r#{i}" for i in range(len(results)))
     call = f"%r:{len(results)} = {called}"
     lines = [f"func.func @{function}({arguments}) -> ({made}) {{", call, f"return {values} : {made}", "}"]
-    text = "\n".join([*emit_with(spec, target, tiles or tiles_for(spec, target)).values(), *lines])
+    made = {**emit_with(spec, target, tiles or tiles_for(spec, target)), function: "\n".join(lines)}
     # The same site may be there with other tiles.
-    return text.replace(linear_name(spec), f"{linear_name(spec)}_{function}")
+    own, apart = linear_name(spec), f"{linear_name(spec)}_{function}"
+    return {name.replace(own, apart): text.replace(own, apart) for name, text in made.items()}

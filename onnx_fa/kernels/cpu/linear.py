@@ -16,6 +16,7 @@ from onnx_fa.kernels.cpu.linear_staged import StagedBody
 from onnx_fa.kernels.cpu.linear_tiles import ByteTiles, PairTiles
 from onnx_fa.kernels.cpu.linear_words import WidenedBytes, WidenedPairs
 from onnx_fa.kernels.cpu.row_dispatch import RowEntry, joined, tile_height
+from onnx_fa.kernels.cpu.worker_memory import TEXT_NAME, WorkerMemory
 from onnx_fa.kernels.cpu.workgroups import WORKERS
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.tiles.origin import UNKNOWN, Origin, built_in, measured
@@ -187,22 +188,25 @@ def emit_with(spec: LinearSpec, target: Target, tiles: LinearTiles) -> dict[str,
     flat = made.operands
     own = [(*spec.lead, steps_of(spec)), flat[1].shape, *spec.operand_shapes[2:]]
     function = RowEntry(spec, name).text_lines(
-        made.symbol, spec.lead, own, flat, made.outputs, changed=made.changed, scratch=made.scratch
+        made.symbol, spec.lead, own, flat, made.outputs, kept=made.memory.all if made.memory else ()
     )
-    return {made.symbol: made.executable, name: joined(function)}
+    return {**made.texts, name: joined(function)}
 
 
 @dataclass(frozen=True)
 class Dispatch:
-    """The executable `symbol` of a site's kernel, and what it is called with: operands, besides what it changes, which begins as
-    zeros, and results, besides the memory that it works in."""
+    """The executable `symbol` of a site's kernel, and what it is called with; its `memory` behind the operands, if it has some."""
 
     symbol: str
     executable: str
     operands: Sequence[Operand]
     outputs: Sequence[Operand]
-    changed: Sequence[Operand]
-    scratch: Sequence[Operand]
+    memory: WorkerMemory | None
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """What a program needs to call it, by names that say what is the same."""
+        return {self.symbol: self.executable, **({TEXT_NAME: self.memory.text} if self.memory else {})}
 
 
 def emit_dispatch(spec: LinearSpec, target: Target, symbol: str) -> Dispatch:
@@ -214,7 +218,7 @@ def _dispatch_of(spec: LinearSpec, target: Target, tiles: LinearTiles, symbol: s
     workers = (target.cores,) if target.cores else WORKERS
     body = _body_of(spec, target)(spec, tiles, workers)
     executable = joined(body.executable(symbol))
-    return Dispatch(symbol, executable, operands_of(spec), outputs_of(spec), body.changed, body.scratch)
+    return Dispatch(symbol, executable, operands_of(spec), outputs_of(spec), body.memory)
 
 
 def _body_of(spec: LinearSpec, target: Target) -> type[LinearBody]:

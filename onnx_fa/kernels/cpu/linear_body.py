@@ -13,6 +13,7 @@ from dataclasses import astuple, dataclass
 from onnx_fa.kernels.cpu.addresses import Helper
 from onnx_fa.kernels.cpu.epilogues import EpilogueVectors, tensor_operands
 from onnx_fa.kernels.cpu.row_dispatch import load, make_executable, store
+from onnx_fa.kernels.cpu.worker_memory import WorkerMemory
 from onnx_fa.kernels.cpu.workgroups import Product, panels_by_blocks, panels_together
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.vectors import Lanes
@@ -72,9 +73,8 @@ class LinearBody:
     """Writes the dispatch of a site."""
 
     addresses: Helper | None = None
-    changed: Sequence[Operand] = ()
-    scratch: Sequence[Operand] = ()
-    """What the dispatch changes besides, and results that are memory it works in."""
+    memory: WorkerMemory | None = None
+    """In which it works, where a worker's stack is too small."""
     sum_element = "f32"
 
     def __init__(self, spec: LinearSpec, tiles: LinearTiles, workers: Sequence[int]) -> None:
@@ -91,7 +91,7 @@ class LinearBody:
         return self.write_executable(symbol)
 
     def write_executable(self, symbol: str) -> list[str]:
-        """The same, with what `addresses`, `changed` and `scratch` are."""
+        """The same, with what `addresses` and `memory` are."""
         spec, tiles = self.spec, self.tiles
         rows = "%rows" if spec.rows is None else "%known"
         lines, together = self._panels_together("%down")
@@ -104,9 +104,9 @@ class LinearBody:
             f"%across = arith.ceildivui %panels, {together} : index",
             "%x = arith.muli %down, %across : index",
         ]
-        outputs = [*self.outputs, *self.scratch]
+        changed = [x.operand for x in self.memory.all] if self.memory else []
         body = self._body()
-        return make_executable(symbol, self.operands, outputs, count, body, helper=self.addresses, changed=self.changed)
+        return make_executable(symbol, self.operands, self.outputs, count, body, helper=self.addresses, changed=changed)
 
     def _panels_together(self, blocks: str) -> tuple[list[str], str]:
         """Lines that make the number of panels of a workgroup, which depends on how many blocks of rows there are, and its name."""

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.addresses import Addresses
 from onnx_fa.kernels.cpu.amx import ROWS, Tile, TileUnit
 from onnx_fa.kernels.cpu.linear_ahead import AheadBody
@@ -20,7 +21,7 @@ from onnx_fa.kernels.cpu.linear_body import LinearTiles
 from onnx_fa.kernels.cpu.row_dispatch import load, store
 from onnx_fa.kernels.cpu.slots import Slots
 from onnx_fa.kernels.cpu.split_products import PARTS, STEP, TILE_BYTES, add_split_product, split_pair
-from onnx_fa.kernels.mlir.operand import Operand
+from onnx_fa.kernels.cpu.worker_memory import SLOT_BYTES, WorkerMemory
 from onnx_fa.spec.linear import LinearSpec
 
 LEAST_ROWS = 64
@@ -34,7 +35,7 @@ _DEEP = 24
 """Steps of a block along K, at most."""
 _SPLIT = 0.6
 """What splitting a workgroup's rows costs, in panels."""
-_SLOTS = 64
+_SLOTS_OF_A_WORKER = 2
 _LINE = 64
 _LINES = STEP * 4 * PANEL // _LINE
 """Lines of memory that a step of a panel takes."""
@@ -93,37 +94,37 @@ class SplitBody(AheadBody):
         self.parts_of_rows = self.high // ROWS * self.row_bytes
         self.parts_of_panel = _ACROSS * self.row_bytes
         self.sum_bytes = 4 * PANEL * self.high
-        self.slot_bytes = self.parts_of_rows + self.parts_of_panel + waiting * self.sum_bytes
+        needed = self.parts_of_rows + self.parts_of_panel + waiting * self.sum_bytes
+        if needed > SLOT_BYTES:
+            raise UnsupportedError(f"AMX, linear site: {needed} of {SLOT_BYTES} bytes of a slot")
 
     def executable(self, symbol: str) -> list[str]:
-        groups = min(_SLOTS, 2 * max(self.shared.workers))
-        if self.spec.rows is not None:
-            groups = min(groups, -(-self.spec.rows // self.high) * self.spec.panels)
-        self.slots = Slots(symbol, groups)
-        self.changed = [self.slots.operand]
-        self.scratch = [Operand("%parts", (groups, self.slot_bytes // 4), "f32")]
+        self.memory = WorkerMemory(_SLOTS_OF_A_WORKER * max(self.shared.workers))
+        self.slots = Slots(symbol, self.memory.count)
         self.places = Addresses(symbol)
         self.addresses = SplitHelpers(self.places, self.slots)
         return self.write_executable(symbol)
 
     def _begin(self) -> None:
-        t, (scratch,) = self.t, self.scratch
+        assert self.memory
+        t, slots = self.t, self.memory.memory.operand
         self.claim = self.slots.claim(t)
-        self.place = [self.claim.slot, "0"], (1, *scratch.shape[1:])
-        self.memory = load(t, scratch, "writeonly", *self.place)
+        self.place = [self.claim.slot, "0"], (1, *slots.shape[1:])
+        self.slot = load(t, slots, "readwrite", *self.place)
         self.x_at, self.w_at = (self.places.of(t, *self.loaded[name]) for name in ("%x", "%w"))
-        self.seen_at = self.places.of(t, *self.memory)
+        self.seen_at = self.places.of(t, *self.slot)
         self.panel_parts_at, self.sums_at = (
             self._behind(self.seen_at, n) for n in (self.parts_of_rows, self.parts_of_rows + self.parts_of_panel)
         )
         self.unit = TileUnit(t)
 
     def _end(self) -> None:
-        t, (scratch,) = self.t, self.scratch
+        assert self.memory
+        t = self.t
         self.unit.release()
         # What is only read and stored would pass for a copy.
-        parts = t.insert(t.f32(0.0), *self.memory, t.index(0), t.index(0))
-        store(t, parts, self.memory[1], scratch, *self.place)
+        left = t.insert(t.f32(0.0), *self.slot, t.index(0), t.index(0))
+        store(t, left, self.slot[1], self.memory.memory.operand, *self.place, access="readwrite")
         self.slots.free(t, self.claim, self.last, self.y_type)
 
     def _results(

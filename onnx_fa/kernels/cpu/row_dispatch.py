@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from onnx_fa.kernels.cpu.addresses import Helper
+from onnx_fa.kernels.cpu.worker_memory import Kept
 from onnx_fa.kernels.mlir.entry import KernelEntry, listed_types
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, Text, executable
@@ -89,24 +90,25 @@ class RowEntry(KernelEntry):
         operands: Sequence[Operand],
         outputs: Sequence[Operand],
         *,
-        changed: Sequence[Operand] = (),
-        scratch: Sequence[Operand] = (),
+        kept: Sequence[Kept] = (),
     ) -> list[str]:
         """The function that calls the dispatch `symbol` of `operands` and `outputs`. `lead` are the dims of the rows, and `own` the
-        operands' shapes in the site, in the dispatch's element types. What is `changed` begins as zeros; nobody reads what the
-        dispatch leaves there and in `scratch`."""
+        operands' shapes in the site, in the dispatch's element types. It changes what is `kept`."""
         t, free = self.t, any(x.is_free for x in operands)
         if free:
             self.count_rows(lead)
         values = self.pass_operands(own, [x.shape for x in operands], [x.element for x in operands])
         types = [*(self.typed(x.shape, x.element) for x in operands), *[INDEX] * free]
-        zeros = [t.let(f"flow.tensor.splat {t.constant('0', x.element)} : {x.type}") for x in changed]
-        types[len(values) : len(values)] = [x.type for x in changed]
-        made = [*zeros, *(self.typed(y.shape, y.element) for y in (*outputs, *scratch))]
+        taken = [x.take(t) for x in kept]
+        types[len(values) : len(values)] = [x.operand.type for x in kept]
+        made = [*taken, *(self.typed(y.shape, y.element) for y in outputs)]
         workload = f"[{self.dims[ROWS]}]" if free else ""
-        given = ", ".join([*values, *zeros, *([self.dims[ROWS]] if free else [])])
+        given = ", ".join([*values, *taken, *([self.dims[ROWS]] if free else [])])
         call = f"flow.dispatch @{symbol}::@{symbol}{workload}({given}) : ({', '.join(types)}) -> {listed_types(made)}"
-        own_results = t.several(call, len(made))[len(zeros) : len(zeros) + len(outputs)]
+        results = t.several(call, len(made))
+        for x, left in zip(kept, results, strict=False):
+            x.give_back(t, left)
+        own_results = results[len(kept) :]
         shaped = zip(own_results, outputs, self.site.results, strict=True)
         return self.lines([self.reshape(x, y.shape, shape, y.element) for x, y, (shape, _) in shaped])
 

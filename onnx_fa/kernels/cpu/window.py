@@ -112,8 +112,7 @@ def emit_window(spec: WindowSpec, target: Target) -> dict[str, str]:
     """The executable and the function of the spec's name, which takes x and the weight and returns y, by their symbols."""
     symbol, operands, y, t = f"{spec.name}_tiles", operands_of(spec), y_of(spec), Text()
     if product := product_of(spec, target):
-        executable, entry = emit_product(spec, product, target, symbol)
-        return {symbol: executable, spec.name: entry}
+        return emit_product(spec, product, target, symbol)
     if spec.parts is None:
         t.do(f"%rows = tensor.dim %x, {t.index(0)} : {operands[0].type}")
     names = [x.name for x in operands]

@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 from onnx_fa.kernels.cpu.linear import body_name, emit_dispatch
-from onnx_fa.kernels.cpu.row_dispatch import call_dispatch
+from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined
 from onnx_fa.kernels.cpu.window_body import operands_of, y_of
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.text import Text
@@ -26,8 +26,8 @@ def product_of(spec: WindowSpec, target: Target) -> LinearSpec | None:
     return product if body_name(product, target) == "linear_split" else None
 
 
-def emit_product(spec: WindowSpec, product: LinearSpec, target: Target, symbol: str) -> tuple[str, str]:
-    """The executable and the function of the convolution's name. Of both the operands are the convolution's."""
+def emit_product(spec: WindowSpec, product: LinearSpec, target: Target, symbol: str) -> dict[str, str]:
+    """The executable `symbol`, the function of the convolution's name, which has its operands, and what they need."""
     made, t = emit_dispatch(product, target, symbol), Text()
     dims = {}
     if spec.parts is None:
@@ -36,12 +36,14 @@ def emit_product(spec: WindowSpec, product: LinearSpec, target: Target, symbol: 
         dims = {ROWS: "%parts"}
     own, y = operands_of(spec), y_of(spec)
     values = [_reshaped(t, a, b, dims) for a, b in zip(own, made.operands, strict=True)]
-    zeros = [t.let(f"flow.tensor.splat {t.constant('0', x.element)} : {x.type}") for x in made.changed]
-    called = [*made.operands, *made.changed], [*values, *zeros], [*made.outputs, *made.scratch]
-    results = call_dispatch(t, symbol, *called, changed=len(zeros))
+    kept = made.memory.all if made.memory else ()
+    called = [*made.operands, *(x.operand for x in kept)], [*values, *(x.take(t) for x in kept)], made.outputs
+    results = call_dispatch(t, symbol, *called, changed=len(kept))
+    for x, left in zip(kept, results, strict=False):
+        x.give_back(t, left)
     (output,) = made.outputs
     sizes = _sizes(y, dims)
-    result = t.let(f"flow.tensor.reshape {results[len(zeros)]} : {output.type}{output.sizes} -> {y.type}{sizes}")
+    result = t.let(f"flow.tensor.reshape {results[len(kept)]} : {output.type}{output.sizes} -> {y.type}{sizes}")
     arguments = ", ".join(f"{x.name}: {x.type}" for x in own)
     function = [
         f"util.func private @{spec.name}({arguments}) -> {y.type} {{",
@@ -49,7 +51,7 @@ def emit_product(spec: WindowSpec, product: LinearSpec, target: Target, symbol: 
         f"util.return {result} : {y.type}",
         "}",
     ]
-    return made.executable, "\n".join(function) + "\n"
+    return {**made.texts, spec.name: joined(function)}
 
 
 def _reshaped(t: Text, own: Operand, wanted: Operand, dims: dict[str, str]) -> str:
