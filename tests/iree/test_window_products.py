@@ -42,6 +42,7 @@ SPECS = {
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_split, "LEAST_PRODUCTS", 0)
+    monkeypatch.setattr(linear_split, "MOST_WORKERS", 16)
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -79,6 +80,7 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     texts: dict[str, str] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear_split, "LEAST_PRODUCTS", 0)
+        patch.setattr(linear_split, "MOST_WORKERS", 16)
         for name, spec in SPECS.items():
             texts |= emit_window(spec, AMX)
             operands = operands_of(spec)

@@ -18,8 +18,9 @@ import pytest
 from onnx_fa.iree.run import load_module, tool_path
 from onnx_fa.kernels.cpu import amx, linear_split, split_products
 from onnx_fa.kernels.cpu.linear import body_name, emit_linear, tiles_for
-from onnx_fa.kernels.cpu.linear_split import LEAST_ROWS, MOST_ROWS, can_split, rows_together
+from onnx_fa.kernels.cpu.linear_split import LEAST_ROWS, MOST_PANELS, MOST_ROWS, can_split, share_of
 from onnx_fa.kernels.cpu.split_products import PARTS, split_pair
+from onnx_fa.kernels.cpu.workgroups import busiest
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.spec.linear import LinearSpec, biased, multiply
 from onnx_fa.spec.linear_accuracy import tolerance
@@ -58,6 +59,7 @@ SIZES = ({"b": 1, "s": 3, "n": 1}, {"b": 3, "s": 67, "n": 257}, {"b": 2, "s": 30
 def every_size() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear_split, "LEAST_PRODUCTS", 0)
+        patch.setattr(linear_split, "MOST_WORKERS", 16)
         yield
 
 
@@ -238,8 +240,11 @@ def test_three_parts_are_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_who_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_split, "LEAST_PRODUCTS", 20e6)
+    monkeypatch.setattr(linear_split, "MOST_WORKERS", 4)
     many = LinearSpec((512,), 768, 768, "f32")
-    assert can_split(many) and body_name(many, AMX) == "linear_split"
+    assert can_split(many, (4,)) and not can_split(many, (2, 8))
+    monkeypatch.setattr(linear_split, "MOST_WORKERS", 16)
+    assert body_name(many, AMX) == "linear_split"
     for other in (
         LinearSpec((ROWS - 1,), 768, 768, "f32"),
         LinearSpec((512,), 32, 4096, "f32"),
@@ -253,15 +258,22 @@ def test_who_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [linear_split.least_rows(LinearSpec(("n",), 768, n, "f32")) for n in (192, 3072)] == [136, ROWS]
 
 
-def test_rows_of_a_workgroup() -> None:
-    """Equal parts, in pairs of tiles, no more than fit."""
-    for rows in range(1, 2000):
-        together = rows_together(rows)
-        assert together % 32 == 0 and together <= MOST_ROWS
-        parts = -(-rows // together)
-        assert parts == -(-rows // MOST_ROWS) and parts * together - rows < 32 * parts
+@pytest.mark.parametrize("workers", [(1,), (2,), (16,), (2, 4, 8, 16)])
+def test_shares(workers: tuple[int, ...]) -> None:
+    """Whole pairs of tiles, as many as a slot holds; several workers have alike, and one splits nothing twice."""
+    for rows, K, N in ((64, 768, 768), (197, 768, 3072), (512, 768, 768), (3136, 96, 384), (1000, 3072, 768)):
+        spec = packed(LinearSpec((rows,), K, N, "f32"), AMX)
+        share = share_of(spec, workers)
+        assert share.rows % 32 == 0 and share.rows <= MOST_ROWS and 1 <= share.panels <= MOST_PANELS
+        parts, across = -(-rows // share.rows), -(-spec.panels // share.panels)
+        assert parts * share.rows - rows < 32 * parts
+        if len(workers) == 1:
+            groups = parts * across
+            assert groups >= 0.8 * workers[0] and busiest(groups, workers[0]) <= 1.5 * groups / workers[0] + 0.5
+    assert share_of(packed(LinearSpec(("n",), 768, 768, "f32"), AMX), (2,)).rows == MOST_ROWS
 
 
+@pytest.mark.usefixtures("every_size")
 def test_what_is_written() -> None:
     """Six products of tiles for each pair of them, a claim of memory, and the loop of f32 for where there are no tiles."""
     spec = packed(LinearSpec((512,), 768, 768, "f32"), AMX)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.amx import PAIRS
@@ -11,7 +11,7 @@ from onnx_fa.kernels.cpu.linear_ahead import AheadBody
 from onnx_fa.kernels.cpu.linear_body import FEW, LinearBody, LinearTiles, operands_of, outputs_of, steps_of
 from onnx_fa.kernels.cpu.linear_measured import FASTER, find_tiles, is_compilers, pick_fastest, tiles_of
 from onnx_fa.kernels.cpu.linear_pairs import ByteBody, PairBody
-from onnx_fa.kernels.cpu.linear_split import MOST_ROWS, SplitBody, can_split, rows_together
+from onnx_fa.kernels.cpu.linear_split import SplitBody, can_split, share_of
 from onnx_fa.kernels.cpu.linear_staged import StagedBody
 from onnx_fa.kernels.cpu.linear_tiles import ByteTiles, PairTiles
 from onnx_fa.kernels.cpu.linear_words import WidenedBytes, WidenedPairs
@@ -34,8 +34,6 @@ _DOWN, _ACROSS = 4, 4
 """Register tiles of a workgroup, and panels."""
 _TILED_DOWN = 8
 """Register tiles of a workgroup whose products AMX makes, which is faster."""
-_SPLIT_ACROSS = 8
-"""Panels of a workgroup that splits its rows, once for all of them."""
 _REGISTERS_UP_TO = 16
 """Rows by which a weight is widened in registers, with AVX2, in tiles of a few rows."""
 _STAGED_DOWN, _STAGED_ACROSS = 8, 2
@@ -132,8 +130,11 @@ def _tiles_by_rule(spec: LinearSpec, target: Target) -> LinearTiles:
     most = 8 if target.has_many_registers else 6
     rows = spec.rows
     if _is_split(spec, target):
-        together = MOST_ROWS if rows is None else rows_together(rows)
-        return LinearTiles(target.lanes, most, 4, together // most, _SPLIT_ACROSS)
+        # A weight of other panels has as many of them.
+        share = share_of(
+            spec if spec.panel else replace(spec, panel=_VECTORS * target.lanes, transposed=False), _workers(target)
+        )
+        return LinearTiles(target.lanes, most, 4, share.rows // most, share.panels)
     if _is_tiled(spec, target):
         tall = most if rows is None else min(most, rows)
     elif rows is None:
@@ -160,7 +161,7 @@ def _is_tiled(spec: LinearSpec, target: Target) -> bool:
 
 def _is_split(spec: LinearSpec, target: Target) -> bool:
     """Whether AMX makes the products of f32, where it is granted, of numbers that are split into three of bf16."""
-    return target.amx and can_split(spec)
+    return target.amx and can_split(spec, _workers(target))
 
 
 def _is_staged(spec: LinearSpec, target: Target) -> bool:
@@ -215,10 +216,14 @@ def emit_dispatch(spec: LinearSpec, target: Target, symbol: str) -> Dispatch:
 
 
 def _dispatch_of(spec: LinearSpec, target: Target, tiles: LinearTiles, symbol: str) -> Dispatch:
-    workers = (target.cores,) if target.cores else WORKERS
-    body = _body_of(spec, target)(spec, tiles, workers)
+    body = _body_of(spec, target)(spec, tiles, _workers(target))
     executable = joined(body.executable(symbol))
     return Dispatch(symbol, executable, operands_of(spec), outputs_of(spec), body.memory)
+
+
+def _workers(target: Target) -> tuple[int, ...]:
+    """The numbers of workers that a site is made for."""
+    return (target.cores,) if target.cores else WORKERS
 
 
 def _body_of(spec: LinearSpec, target: Target) -> type[LinearBody]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.addresses import Addresses
@@ -22,19 +22,26 @@ from onnx_fa.kernels.cpu.row_dispatch import load, store
 from onnx_fa.kernels.cpu.slots import Slots
 from onnx_fa.kernels.cpu.split_products import PARTS, STEP, TILE_BYTES, add_split_product, split_pair
 from onnx_fa.kernels.cpu.worker_memory import SLOT_BYTES, WorkerMemory
+from onnx_fa.kernels.cpu.workgroups import busiest
 from onnx_fa.spec.linear import LinearSpec
 
 LEAST_ROWS = 64
 LEAST_PRODUCTS = 20e6
 """So many rows are worth splitting a panel for, and so many products of numbers the memory that it takes."""
+MOST_WORKERS = 4
+"""More workers are not known to gain: on a host of 16 cores whose tiles others used as well, vectors were faster from two threads
+on (docs/developer/linear-sites.md)."""
 MOST_ROWS = 256
 """Of a workgroup: their parts of a block fill half of the second cache."""
 PANEL = 32
 """Columns of a panel, two tiles."""
 _DEEP = 24
 """Steps of a block along K, at most."""
-_SPLIT = 0.6
-"""What splitting a workgroup's rows costs, in panels."""
+MOST_PANELS = 16
+"""Of a workgroup, whose sums of all but the last block wait in its slot."""
+_SPLIT_ROW, _SPLIT_PANEL, _MULTIPLY, _GROUP = 8.0, 300.0, 4.9, 2000.0
+"""ns: of a row and of a panel for a step, of a row by a panel, and of a workgroup."""
+_ACROSS_PANELS, _MANY_WORKERS = 8, 8
 _SLOTS_OF_A_WORKER = 2
 _LINE = 64
 _LINES = STEP * 4 * PANEL // _LINE
@@ -49,17 +56,44 @@ def least_rows(spec: LinearSpec) -> int:
     return max(LEAST_ROWS, math.ceil(LEAST_PRODUCTS / (spec.K * spec.N)))
 
 
-def can_split(spec: LinearSpec) -> bool:
-    """Whether a site's products are of f32, and enough for tiles to be worth splitting them, or may be in a run."""
+def can_split(spec: LinearSpec, workers: Sequence[int]) -> bool:
+    """Whether a site's products are of f32, and enough for tiles to be worth splitting them, or may be in a run, and the workers
+    that share them few."""
+    if max(workers) > MOST_WORKERS:
+        return False
     many = spec.rows is None or spec.rows >= least_rows(spec)
     return spec.dtype == "f32" and not spec.stored and spec.bits is None and spec.K >= 2 * STEP and many
 
 
-def rows_together(rows: int) -> int:
-    """The rows of a workgroup: equal parts of all of them, in whole pairs of tiles."""
+@dataclass(frozen=True)
+class Share:
+    """What a workgroup computes: so many rows by so many panels."""
+
+    rows: int
+    panels: int
+
+    @property
+    def cost(self) -> float:
+        """In ns for a step along K, measured on a Xeon: splitting rows and panels, and products of whole tiles."""
+        return _SPLIT_ROW * self.rows + self.panels * (_SPLIT_PANEL + _MULTIPLY * self.rows)
+
+
+def share_of(spec: LinearSpec, workers: Sequence[int]) -> Share:
+    """The parts of a site by which so many workers, on average of their numbers, get done first. Rows that only the run knows are
+    taken to be many."""
     pair = _DOWN * ROWS
-    parts = -(-rows // MOST_ROWS)
-    return -(-rows // (parts * pair)) * pair
+    if spec.rows is None:
+        return Share(MOST_ROWS if max(workers) < _MANY_WORKERS else MOST_ROWS // 2, min(_ACROSS_PANELS, spec.panels))
+    parts = range(-(-spec.rows // MOST_ROWS), -(-spec.rows // pair) + 1)
+    rows = {-(-spec.rows // (n * pair)) * pair for n in parts}
+    shares = [Share(r, p) for r in rows for p in range(1, min(MOST_PANELS, spec.panels) + 1)]
+
+    def time(share: Share) -> float:
+        groups = -(-spec.rows // share.rows) * -(-spec.panels // share.panels) if spec.rows else 0
+        each = share.cost + _GROUP / -(-spec.K // STEP)
+        return sum(n * busiest(groups, n) for n in workers) * each
+
+    return min(shares, key=lambda share: (time(share), -share.rows, -share.panels))
 
 
 class SplitHelpers:
@@ -82,13 +116,13 @@ class SplitBody(AheadBody):
 
     def __init__(self, spec: LinearSpec, tiles: LinearTiles, workers: Sequence[int]) -> None:
         super().__init__(spec, tiles, workers)
-        self.shared = replace(self.shared, each=_SPLIT)
         self.high = tiles.rows * tiles.down
         steps = -(-spec.K // STEP)
         self.blocks = -(-steps // _DEEP)
         self.deep = -(-steps // self.blocks)
         self.steps = steps
-        waiting = self.shared.most if self.blocks > 1 else 1
+        self.together = min(tiles.across, spec.panels)
+        waiting = self.together if self.blocks > 1 else 1
         self.row_bytes = self.deep * PARTS * TILE_BYTES
         """Of the parts of 16 rows."""
         self.parts_of_rows = self.high // ROWS * self.row_bytes
@@ -104,6 +138,9 @@ class SplitBody(AheadBody):
         self.places = Addresses(symbol)
         self.addresses = SplitHelpers(self.places, self.slots)
         return self.write_executable(symbol)
+
+    def _panels_together(self, blocks: str) -> tuple[list[str], str]:
+        return [f"%together = arith.constant {self.together} : index"], "%together"
 
     def _begin(self) -> None:
         assert self.memory

@@ -32,17 +32,10 @@ class Product:
     across: int
     steps: int
     workers: tuple[int, ...] = WORKERS
-    each: float = 0.0
-    """What a workgroup costs besides, in panels."""
 
     @property
     def usual(self) -> int:
         return min(self.across, self.panels)
-
-    @property
-    def most(self) -> int:
-        """The most panels that a workgroup may get."""
-        return min(2 * self.across, self.panels)
 
 
 def busiest(groups: int, workers: int) -> int:
@@ -64,9 +57,7 @@ def _time_of(blocks: int, product: Product, together: int) -> float:
 
     def one(n: int) -> float:
         groups = blocks * -(-product.panels // together)
-        time = (
-            busiest(groups, n) * (together + product.each + _EACH / product.steps) + _LAST * _each(groups, n) * together
-        )
+        time = busiest(groups, n) * (together + _EACH / product.steps) + _LAST * _each(groups, n) * together
         return time * n / (blocks * product.panels)
 
     return sum(map(one, product.workers)) / len(product.workers)
@@ -92,7 +83,7 @@ def panels_by_blocks(product: Product) -> list[tuple[int, int]]:
 
 
 def _fastest(blocks: int, product: Product) -> int:
-    return min(range(product.most, 0, -1), key=lambda n: _time_of(blocks, product, n))
+    return min(range(min(2 * product.across, product.panels), 0, -1), key=lambda n: _time_of(blocks, product, n))
 
 
 def _gains(blocks: int, product: Product, best: int, usual: int) -> bool:
