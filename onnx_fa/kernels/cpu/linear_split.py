@@ -121,8 +121,8 @@ class SplitBody(AheadBody):
         self.blocks = -(-steps // _DEEP)
         self.deep = -(-steps // self.blocks)
         self.steps = steps
-        self.together = min(tiles.across, spec.panels)
-        waiting = self.together if self.blocks > 1 else 1
+        together = min(tiles.across if spec.rows else 2 * tiles.across, spec.panels)
+        waiting = together if self.blocks > 1 else 1
         self.row_bytes = self.deep * PARTS * TILE_BYTES
         """Of the parts of 16 rows."""
         self.parts_of_rows = self.high // ROWS * self.row_bytes
@@ -140,7 +140,9 @@ class SplitBody(AheadBody):
         return self.write_executable(symbol)
 
     def _panels_together(self, blocks: str) -> tuple[list[str], str]:
-        return [f"%together = arith.constant {self.together} : index"], "%together"
+        if self.spec.rows is None:
+            return super()._panels_together(blocks)
+        return [f"%together = arith.constant {min(self.tiles.across, self.spec.panels)} : index"], "%together"
 
     def _begin(self) -> None:
         assert self.memory
