@@ -12,7 +12,7 @@ import pytest
 
 from onnx_fa.iree.compile import compile_model, import_model
 from onnx_fa.iree.run import load_module
-from onnx_fa.kernels.cpu import linear_split
+from onnx_fa.kernels.cpu import linear_share
 from onnx_fa.kernels.cpu.window import emit_window, panel_of
 from onnx_fa.kernels.cpu.window_body import operands_of, y_of
 from onnx_fa.kernels.cpu.window_product import product_of
@@ -41,8 +41,8 @@ SPECS = {
 
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_split, "LEAST_PRODUCTS", 0)
-    monkeypatch.setattr(linear_split, "MOST_WORKERS", 16)
+    monkeypatch.setattr(linear_share, "LEAST_PRODUCTS", 0)
+    monkeypatch.setattr(linear_share, "MOST_WORKERS", 16)
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -79,8 +79,8 @@ def functions(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     """Calls the function of a spec, of a module of all."""
     texts: dict[str, str] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linear_split, "LEAST_PRODUCTS", 0)
-        patch.setattr(linear_split, "MOST_WORKERS", 16)
+        patch.setattr(linear_share, "LEAST_PRODUCTS", 0)
+        patch.setattr(linear_share, "MOST_WORKERS", 16)
         for name, spec in SPECS.items():
             texts |= emit_window(spec, AMX)
             operands = operands_of(spec)

@@ -16,9 +16,9 @@ import numpy.typing as npt
 import pytest
 
 from onnx_fa.iree.run import load_module, tool_path
-from onnx_fa.kernels.cpu import amx, linear_split, split_products
+from onnx_fa.kernels.cpu import amx, linear_share, split_products
 from onnx_fa.kernels.cpu.linear import body_name, emit_linear, tiles_for
-from onnx_fa.kernels.cpu.linear_split import LEAST_ROWS, MOST_PANELS, MOST_ROWS, can_split, share_of
+from onnx_fa.kernels.cpu.linear_share import LEAST_ROWS, MOST_PANELS, MOST_ROWS, can_split, share_of
 from onnx_fa.kernels.cpu.split_products import PARTS, split_pair
 from onnx_fa.kernels.cpu.workgroups import busiest
 from onnx_fa.kernels.mlir.vectors import Lanes
@@ -58,8 +58,8 @@ SIZES = ({"b": 1, "s": 3, "n": 1}, {"b": 3, "s": 67, "n": 257}, {"b": 2, "s": 30
 @pytest.fixture(scope="module")
 def every_size() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linear_split, "LEAST_PRODUCTS", 0)
-        patch.setattr(linear_split, "MOST_WORKERS", 16)
+        patch.setattr(linear_share, "LEAST_PRODUCTS", 0)
+        patch.setattr(linear_share, "MOST_WORKERS", 16)
         yield
 
 
@@ -239,11 +239,11 @@ def test_three_parts_are_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_split, "LEAST_PRODUCTS", 20e6)
-    monkeypatch.setattr(linear_split, "MOST_WORKERS", 4)
+    monkeypatch.setattr(linear_share, "LEAST_PRODUCTS", 20e6)
+    monkeypatch.setattr(linear_share, "MOST_WORKERS", 4)
     many = LinearSpec((512,), 768, 768, "f32")
     assert can_split(many, (4,)) and not can_split(many, (2, 8))
-    monkeypatch.setattr(linear_split, "MOST_WORKERS", 16)
+    monkeypatch.setattr(linear_share, "MOST_WORKERS", 16)
     assert body_name(many, AMX) == "linear_split"
     for other in (
         LinearSpec((ROWS - 1,), 768, 768, "f32"),
@@ -255,7 +255,7 @@ def test_who_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
         assert body_name(other, AMX) != "linear_split"
     assert body_name(many, parse_target("cpu-avx512")) == "linear"
     assert body_name(replace(many, lead=("n",)), AMX) == "linear_split"
-    assert [linear_split.least_rows(LinearSpec(("n",), 768, n, "f32")) for n in (192, 3072)] == [136, ROWS]
+    assert [linear_share.least_rows(LinearSpec(("n",), 768, n, "f32")) for n in (192, 3072)] == [136, ROWS]
 
 
 @pytest.mark.parametrize("workers", [(1,), (2,), (16,), (2, 4, 8, 16)])

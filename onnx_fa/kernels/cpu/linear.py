@@ -11,7 +11,8 @@ from onnx_fa.kernels.cpu.linear_ahead import AheadBody
 from onnx_fa.kernels.cpu.linear_body import FEW, LinearBody, LinearTiles, operands_of, outputs_of, steps_of
 from onnx_fa.kernels.cpu.linear_measured import FASTER, find_tiles, is_compilers, pick_fastest, tiles_of
 from onnx_fa.kernels.cpu.linear_pairs import ByteBody, PairBody
-from onnx_fa.kernels.cpu.linear_split import SplitBody, can_split, share_of
+from onnx_fa.kernels.cpu.linear_share import can_split, share_of
+from onnx_fa.kernels.cpu.linear_split import SplitBody
 from onnx_fa.kernels.cpu.linear_staged import StagedBody
 from onnx_fa.kernels.cpu.linear_tiles import ByteTiles, PairTiles
 from onnx_fa.kernels.cpu.linear_words import WidenedBytes, WidenedPairs

@@ -9,91 +9,31 @@ they would be without tiles. Where Linux gives no tiles everything is.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.addresses import Addresses
 from onnx_fa.kernels.cpu.amx import ROWS, Tile, TileUnit
 from onnx_fa.kernels.cpu.linear_ahead import AheadBody
 from onnx_fa.kernels.cpu.linear_body import LinearTiles
+from onnx_fa.kernels.cpu.linear_share import PAIR, least_rows
 from onnx_fa.kernels.cpu.row_dispatch import load, store
 from onnx_fa.kernels.cpu.slots import Slots
 from onnx_fa.kernels.cpu.split_products import PARTS, STEP, TILE_BYTES, add_split_product, split_pair
 from onnx_fa.kernels.cpu.worker_memory import SLOT_BYTES, WorkerMemory
-from onnx_fa.kernels.cpu.workgroups import busiest
 from onnx_fa.spec.linear import LinearSpec
 
-LEAST_ROWS = 64
-LEAST_PRODUCTS = 20e6
-"""So many rows are worth splitting a panel for, and so many products of numbers the memory that it takes."""
-MOST_WORKERS = 4
-"""More workers are not known to gain: on a host of 16 cores whose tiles others used as well, vectors were faster from two threads
-on (docs/developer/linear-sites.md)."""
-MOST_ROWS = 256
-"""Of a workgroup: their parts of a block fill half of the second cache."""
 PANEL = 32
 """Columns of a panel, two tiles."""
 _DEEP = 24
 """Steps of a block along K, at most."""
-MOST_PANELS = 16
-"""Of a workgroup, whose sums of all but the last block wait in its slot."""
-_SPLIT_ROW, _SPLIT_PANEL, _MULTIPLY, _GROUP = 8.0, 300.0, 4.9, 2000.0
-"""ns: of a row and of a panel for a step, of a row by a panel, and of a workgroup."""
-_ACROSS_PANELS, _MANY_WORKERS = 8, 8
 _SLOTS_OF_A_WORKER = 2
 _LINE = 64
 _LINES = STEP * 4 * PANEL // _LINE
 """Lines of memory that a step of a panel takes."""
 _FETCH = '"llvm.intr.prefetch"({at}) <{{rw = 0 : i32, hint = 2 : i32, cache = 1 : i32}}> : (!llvm.ptr) -> ()'
-_DOWN, _ACROSS = 2, 2
+_DOWN, _ACROSS = PAIR // ROWS, 2
 """Tiles that are multiplied at once."""
-
-
-def least_rows(spec: LinearSpec) -> int:
-    """The rows from which on a site's products are split."""
-    return max(LEAST_ROWS, math.ceil(LEAST_PRODUCTS / (spec.K * spec.N)))
-
-
-def can_split(spec: LinearSpec, workers: Sequence[int]) -> bool:
-    """Whether a site's products are of f32, and enough for tiles to be worth splitting them, or may be in a run, and the workers
-    that share them few."""
-    if max(workers) > MOST_WORKERS:
-        return False
-    many = spec.rows is None or spec.rows >= least_rows(spec)
-    return spec.dtype == "f32" and not spec.stored and spec.bits is None and spec.K >= 2 * STEP and many
-
-
-@dataclass(frozen=True)
-class Share:
-    """What a workgroup computes: so many rows by so many panels."""
-
-    rows: int
-    panels: int
-
-    @property
-    def cost(self) -> float:
-        """In ns for a step along K, measured on a Xeon: splitting rows and panels, and products of whole tiles."""
-        return _SPLIT_ROW * self.rows + self.panels * (_SPLIT_PANEL + _MULTIPLY * self.rows)
-
-
-def share_of(spec: LinearSpec, workers: Sequence[int]) -> Share:
-    """The parts of a site by which so many workers, on average of their numbers, get done first. Rows that only the run knows are
-    taken to be many."""
-    pair = _DOWN * ROWS
-    if spec.rows is None:
-        return Share(MOST_ROWS if max(workers) < _MANY_WORKERS else MOST_ROWS // 2, min(_ACROSS_PANELS, spec.panels))
-    parts = range(-(-spec.rows // MOST_ROWS), -(-spec.rows // pair) + 1)
-    rows = {-(-spec.rows // (n * pair)) * pair for n in parts}
-    shares = [Share(r, p) for r in rows for p in range(1, min(MOST_PANELS, spec.panels) + 1)]
-
-    def time(share: Share) -> float:
-        groups = -(-spec.rows // share.rows) * -(-spec.panels // share.panels) if spec.rows else 0
-        each = share.cost + _GROUP / -(-spec.K // STEP)
-        return sum(n * busiest(groups, n) for n in workers) * each
-
-    return min(shares, key=lambda share: (time(share), -share.rows, -share.panels))
 
 
 class SplitHelpers:
@@ -250,37 +190,24 @@ class SplitBody(AheadBody):
             source = self._moved(first, s, row * STEP)
             target = self._moved(self.panel_parts_at, s, PARTS * _ACROSS * TILE_BYTES)
 
-            def pairs(count: int, begin: int, apart: int) -> None:
-                """The pairs of `count` rows from `begin` on with those so far behind."""
-
-                def pair(i: str) -> None:
-                    at, to = self._moved(source, i, row), self._moved(target, i, 4 * t.width)
-                    for j in range(_ACROSS):
-                        column = 4 * t.width * j
-                        low, high = (self._load(at, row * k + column) for k in (begin, begin + apart))
-                        for part, words in enumerate(split_pair(t, low, high)):
-                            byte = (part * _ACROSS + j) * TILE_BYTES + 4 * t.width * begin
-                            self._store(words, t.ivec, to, byte)
-
-                t.each((t.index(0), t.index(count), t.index(1)), pair)
+            def pair(i: str) -> None:
+                self._split_weights(self._moved(source, i, row), (0, ROWS), self._moved(target, i, 4 * t.width))
 
             both = max(0, n - ROWS)
             if both:
-                pairs(both, 0, ROWS)
+                t.each((t.index(0), t.index(both), t.index(1)), pair)
             for i in range(both, ROWS):
-                low = min(i, n - 1)
-                self._split_last(source, target, i, low, n - 1)
+                self._split_weights(source, (min(i, n - 1), n - 1), self._behind(target, 4 * t.width * i))
 
         self._over_steps(step)
 
-    def _split_last(self, source: str, target: str, i: int, low: int, high: int) -> None:
-        """The pair i of a step, of these two rows of the panel."""
-        t, row = self.t, 4 * PANEL
+    def _split_weights(self, source: str, rows: tuple[int, int], target: str) -> None:
+        """Splits a pair of rows of a panel, counted from `source` on."""
+        t = self.t
         for j in range(_ACROSS):
-            column = 4 * t.width * j
-            words = split_pair(t, *(self._load(source, row * k + column) for k in (low, high)))
-            for part, w in enumerate(words):
-                self._store(w, t.ivec, target, (part * _ACROSS + j) * TILE_BYTES + 4 * t.width * i)
+            low, high = (self._load(source, 4 * (PANEL * row + t.width * j)) for row in rows)
+            for part, words in enumerate(split_pair(t, low, high)):
+                self._store(words, t.ivec, target, (part * _ACROSS + j) * TILE_BYTES)
 
     def _panel_block(self, panel: str, column: str, y: str) -> str:
         """y with a block of a panel's products, where it is the last; others leave their sums."""
