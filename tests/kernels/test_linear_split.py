@@ -128,6 +128,25 @@ def test_numbers_of_all_sizes(module: Path) -> None:
 
 
 @here
+@pytest.mark.parametrize("name", ["vit", "blocks"])
+@pytest.mark.parametrize(("of_x", "of_w"), [(-36, 0), (0, -36), (-36, 34), (34, -36), (-20, -16), (20, 15), (-30, 25)])
+def test_what_is_small_or_large(name: str, of_x: int, of_w: int, module: Path) -> None:
+    """Numbers whose parts AMX takes for zeros, and such as make these count, in some rows and columns: as near as in f32."""
+    rng, spec = np.random.default_rng(4), SPECS[name]
+    assert spec.rows
+    x, w = rng.standard_normal((spec.rows, spec.K)), rng.standard_normal((spec.K, spec.N))
+    x[5:40] *= 10.0**of_x
+    w[:, 3:50] *= 10.0**of_w
+    # Workers take subnormal numbers for zeros, whoever multiplies.
+    x, w = (np.where(np.abs(a) < 2.0**-126, 0, a).astype(np.float32) for a in (x, w))
+    (y,) = call(module, name, [x, w, np.zeros(spec.N, np.float32)])
+    much = np.abs(x).astype(np.float64) @ np.abs(w).astype(np.float64)
+    off = np.abs(y - x.astype(np.float64) @ w.astype(np.float64))
+    # Below the least normal number f32 has fewer places, or none.
+    assert (off <= UNIT * (np.sqrt(spec.K) + 8) * much + spec.K * 2.0**-126).all()
+
+
+@here
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 3.4028235e38, -3.4e38])
 @pytest.mark.parametrize("name", ["vit", "blocks", "parts", "half_a_step"])
 def test_what_has_no_parts(name: str, bad: float, module: Path) -> None:

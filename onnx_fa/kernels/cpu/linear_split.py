@@ -3,12 +3,14 @@
 A workgroup has some rows and some panels. Both are split in a block of K at a time, in memory that a worker has in its caches
 (slots.py): the rows once for all panels, a panel once for all rows. The sums of a block that is not the last wait there.
 
-Where a sum is not finite, its row and panel are computed once more in f32: infinities and what is too large for bf16 are so what
-they would be without tiles. Where Linux gives no tiles everything is.
+Where a sum is not finite, or small, or one of its numbers is large, its row and panel are computed once more in f32: infinities,
+what is too large for bf16 and what AMX takes for zeros are so what they would be without tiles. Where Linux gives no tiles
+everything is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from onnx_fa.errors import UnsupportedError
@@ -27,6 +29,9 @@ PANEL = 32
 """Columns of a panel, two tiles."""
 _DEEP = 24
 """Steps of a block along K, at most."""
+_MAGNITUDE, _MOST, _LEAST = 0x7FFFFFFF, 0x4B800000, 2.0**-64
+"""The bits of a number but its sign, those of 2^24, and the least sum of numbers up to that of which what AMX takes for zeros is no
+part that counts (split_products.py)."""
 _SLOTS_OF_A_WORKER = 2
 _LINE = 64
 _LINES = STEP * 4 * PANEL // _LINE
@@ -68,7 +73,9 @@ class SplitBody(AheadBody):
         self.parts_of_rows = self.high // ROWS * self.row_bytes
         self.parts_of_panel = _ACROSS * self.row_bytes
         self.sum_bytes = 4 * PANEL * self.high
-        needed = self.parts_of_rows + self.parts_of_panel + waiting * self.sum_bytes
+        self.bytes_of_sums = waiting * self.sum_bytes
+        largest = _LINE * (self.high // ROWS + waiting)
+        needed = self.parts_of_rows + self.parts_of_panel + self.bytes_of_sums + largest
         if needed > SLOT_BYTES:
             raise UnsupportedError(f"AMX, linear site: {needed} of {SLOT_BYTES} bytes of a slot")
 
@@ -92,9 +99,9 @@ class SplitBody(AheadBody):
         self.slot = load(t, slots, "readwrite", *self.place)
         self.x_at, self.w_at = (self.places.of(t, *self.loaded[name]) for name in ("%x", "%w"))
         self.seen_at = self.places.of(t, *self.slot)
-        self.panel_parts_at, self.sums_at = (
-            self._behind(self.seen_at, n) for n in (self.parts_of_rows, self.parts_of_rows + self.parts_of_panel)
-        )
+        self.panel_parts_at = self._behind(self.seen_at, self.parts_of_rows)
+        self.sums_at = self._behind(self.panel_parts_at, self.parts_of_panel)
+        self.largest_at = self._behind(self.sums_at, self.bytes_of_sums)
         self.unit = TileUnit(t)
 
     def _end(self) -> None:
@@ -161,7 +168,9 @@ class SplitBody(AheadBody):
 
         def tile(m: str) -> None:
             top = t.arith("addi", self.own_rows[0], m)
-            to = self._moved(self.seen_at, t.arith("divui", m, t.index(ROWS)), self.row_bytes)
+            number = t.arith("divui", m, t.index(ROWS))
+            to, largest = self._moved(self.seen_at, number, self.row_bytes), self._moved(self.largest_at, number, _LINE)
+            self._begin_largest(largest)
 
             def step(s: str, n: int) -> None:
                 source, target = self._moved(first, s, 4 * STEP), self._moved(to, s, PARTS * TILE_BYTES)
@@ -171,6 +180,7 @@ class SplitBody(AheadBody):
                     for line in range(2):
                         t.do(_FETCH.format(at=self._at(at, 8 * STEP + line * _LINE)))
                     low, high = (self._load(at, 4 * t.width * i, n - t.width * i) for i in range(2))
+                    self._note_largest(largest, low, high)
                     for part, words in enumerate(split_pair(t, low, high)):
                         self._store(words, t.ivec, self._moved(target, r, 4 * t.width), part * TILE_BYTES)
 
@@ -185,6 +195,11 @@ class SplitBody(AheadBody):
         t, K, row = self.t, self.spec.K, 4 * PANEL
         first = self._moved(self._moved(self.w_at, panel, row * K), self.start, row * STEP)
         self.next_panel = self._behind(first, row * K)
+        self.largest_of_panel = self._behind(self.largest_at, _LINE * (self.high // ROWS))
+        if self.blocks > 1:
+            own = t.arith("subi", panel, self.first_panel)
+            self.largest_of_panel = self._moved(self.largest_of_panel, own, _LINE)
+        self._begin_largest(self.largest_of_panel)
 
         def step(s: str, n: int) -> None:
             source = self._moved(first, s, row * STEP)
@@ -206,8 +221,30 @@ class SplitBody(AheadBody):
         t = self.t
         for j in range(_ACROSS):
             low, high = (self._load(source, 4 * (PANEL * row + t.width * j)) for row in rows)
+            self._note_largest(self.largest_of_panel, low, high)
             for part, words in enumerate(split_pair(t, low, high)):
                 self._store(words, t.ivec, target, (part * _ACROSS + j) * TILE_BYTES)
+
+    def _begin_largest(self, at: str) -> None:
+        """Makes the magnitudes that are noted here zeros, before the first block."""
+        t, zeros = self.t, self.t.dense("0", "i32")
+        if self.blocks > 1:
+            t.do(f"scf.if {self.is_first} {{")
+        self._store(zeros, t.ivec, at, 0)
+        if self.blocks > 1:
+            t.do("}")
+
+    def _note_largest(self, at: str, *numbers: str) -> None:
+        """Keeps the larger magnitudes of these and those that are noted, whose order is that of their bits."""
+        t, largest = self.t, self._load_bits(at)
+        for x in numbers:
+            bits = t.let(f"vector.bitcast {x} : {t.vec} to {t.ivec}")
+            largest = t.arith("maxsi", largest, t.arith("andi", bits, t.dense(str(_MAGNITUDE), "i32"), t.ivec), t.ivec)
+        self._store(largest, t.ivec, at, 0)
+
+    def _load_bits(self, at: str) -> str:
+        t = self.t
+        return t.let(f"vector.bitcast {self._load(at, 0, aligned=_LINE)} : {t.vec} to {t.ivec}")
 
     def _panel_block(self, panel: str, column: str, y: str) -> str:
         """y with a block of a panel's products, where it is the last; others leave their sums."""
@@ -291,12 +328,18 @@ class SplitBody(AheadBody):
             return [self._load(at, 4 * t.width * j, aligned=64) for j in range(_ACROSS)]
 
         def look(r: str, carried: list[str]) -> list[str]:
-            # 0 times what is not finite is NaN.
-            return [t.vop("vector.fma", x, t.splat(0.0), c) for x, c in zip(totals(r), carried, strict=True)]
+            seen = []
+            for x, c in zip(totals(r), carried, strict=True):
+                small = t.compare("olt", t.vop("math.absf", x), t.splat(_LEAST))
+                lost = t.arith("andi", small, t.compare("one", x, t.splat(0.0)), t.bvec)
+                # 0 times what is not finite is NaN.
+                seen.append(t.select(lost, t.splat(math.inf), t.vop("vector.fma", x, t.splat(0.0), c)))
+            return seen
 
         seen = t.loop(bounds, [(t.splat(0.0), t.vec)] * _ACROSS, look)
-        finite = t.compare("oeq", t.vop("arith.addf", *seen), t.splat(0.0))
-        finite = t.let(f"vector.reduction <and>, {finite} : {t.bvec} into i1")
+        holds = t.compare("oeq", t.vop("arith.addf", *seen), t.splat(0.0))
+        holds = t.arith("andi", holds, self._are_ordinary(m), t.bvec)
+        finite = t.let(f"vector.reduction <and>, {holds} : {t.bvec} into i1")
 
         def write(r: str, carried: list[str]) -> list[str]:
             made = carried[0]
@@ -313,6 +356,17 @@ class SplitBody(AheadBody):
             lambda: t.loop(bounds, [(y, self.y_type)], write),
             lambda: t.loop(bounds, [(y, self.y_type)], again),
         )[0]
+
+    def _are_ordinary(self, m: str) -> str:
+        """Whether no number of a pair of tiles of rows and of the panel is too large, lane by lane."""
+        t = self.t
+        first = t.arith("divui", m, t.index(ROWS))
+        last = t.shifted(t.arith("ceildivui", self.count, t.index(ROWS)), -1)
+        second = t.arith("minsi", t.shifted(first, 1), last)
+        largest = self._load_bits(self.largest_of_panel)
+        for tile in (first, second):
+            largest = t.arith("maxsi", largest, self._load_bits(self._moved(self.largest_at, tile, _LINE)), t.ivec)
+        return t.let(f"arith.cmpi sle, {largest}, {t.dense(str(_MOST), 'i32')} : {t.ivec}")
 
     def _moved(self, pointer: str, index: str, by: int) -> str:
         return self.unit.moved(pointer, index, by)

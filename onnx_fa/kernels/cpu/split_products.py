@@ -11,8 +11,9 @@ since |x1| <= 2^-8 |x| and |x2| <= 2^-16 |x|: what is left out is as much as rou
 Heinecke, "Leveraging the bfloat16 artificial intelligence datatype for higher-precision computations", 2019). AMX multiplies at 16
 times the speed of f32 in vectors, so that six products leave more than twice.
 
-What is not finite, or so large that its x0 is not, makes the sum infinite or NaN. Numbers below 2^-126 are zeros for AMX: parts of
-numbers below 2^-110 are lost, and products that small.
+What is not finite, or so large that its x0 is not, makes the sum infinite or NaN. Numbers below 2^-126 are zeros for AMX: of
+numbers below 2^-110 parts are lost, 2^-9 of them at most, and products below 2^-126. So the sum of K products of numbers of up to
+2^24 is off by K 2^-95 at most for that, which is less than K roundings of it where it is 2^-71 or more.
 """
 
 from __future__ import annotations
