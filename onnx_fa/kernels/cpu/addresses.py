@@ -7,6 +7,7 @@ number; LLVM makes it a plain instruction.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -21,6 +22,21 @@ class Helper(Protocol):
 
     @property
     def keep(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Helpers:
+    """Several of them."""
+
+    all: Sequence[Helper]
+
+    @property
+    def helper(self) -> list[str]:
+        return [line for x in self.all for line in x.helper]
+
+    @property
+    def keep(self) -> str:
+        return ", ".join(x.keep for x in self.all)
 
 
 @dataclass(frozen=True)

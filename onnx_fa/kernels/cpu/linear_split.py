@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.kernels.cpu.addresses import Addresses
+from onnx_fa.kernels.cpu.addresses import Addresses, Helpers
 from onnx_fa.kernels.cpu.amx import ROWS, Tile, TileUnit
 from onnx_fa.kernels.cpu.linear_ahead import AheadBody
 from onnx_fa.kernels.cpu.linear_body import LinearTiles
@@ -33,27 +33,13 @@ _MAGNITUDE, _MOST, _LEAST = 0x7FFFFFFF, 0x4B800000, 2.0**-64
 """The bits of a number but its sign, those of 2^24, and the least sum of numbers up to that of which what AMX takes for zeros is no
 part that counts (split_products.py)."""
 _SLOTS_OF_A_WORKER = 2
+"""For a run with some more workers than a program is made for."""
 _LINE = 64
 _LINES = STEP * 4 * PANEL // _LINE
 """Lines of memory that a step of a panel takes."""
 _FETCH = '"llvm.intr.prefetch"({at}) <{{rw = 0 : i32, hint = 2 : i32, cache = 1 : i32}}> : (!llvm.ptr) -> ()'
 _DOWN, _ACROSS = PAIR // ROWS, 2
 """Tiles that are multiplied at once."""
-
-
-class SplitHelpers:
-    """The functions that the dispatch calls: of addresses and of slots."""
-
-    def __init__(self, addresses: Addresses, slots: Slots) -> None:
-        self.addresses, self.slots = addresses, slots
-
-    @property
-    def helper(self) -> list[str]:
-        return [*self.addresses.helper, *self.slots.helper]
-
-    @property
-    def keep(self) -> str:
-        return f"{self.addresses.keep}, {self.slots.keep}"
 
 
 class SplitBody(AheadBody):
@@ -83,7 +69,7 @@ class SplitBody(AheadBody):
         self.memory = WorkerMemory(_SLOTS_OF_A_WORKER * max(self.shared.workers))
         self.slots = Slots(symbol, self.memory.count)
         self.places = Addresses(symbol)
-        self.addresses = SplitHelpers(self.places, self.slots)
+        self.addresses = Helpers((self.places, self.slots))
         return self.write_executable(symbol)
 
     def _panels_together(self, blocks: str) -> tuple[list[str], str]:

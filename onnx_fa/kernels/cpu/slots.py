@@ -1,8 +1,9 @@
 """Memory of a dispatch that its workgroups use one after the other.
 
 A workgroup's own memory is cold when it begins, and pages that the system has not given out before have to be waited for. Here
-there are as many slots as workgroups, and each takes the first that nobody has and gives it back: no more of them are touched than
-workers run at once, whose number only a run knows, and what a worker touches stays in its caches. One is always free: nobody waits.
+there are as many slots as workgroups, or more than workers, and each takes the first that nobody has, from that of its processor
+on, and gives it back: no more of them are touched than workers run at once, whose number only a run knows, and what a worker
+touches stays in its caches. One is free then, and nobody waits; more workers than slots wait for one of the others.
 """
 
 from __future__ import annotations

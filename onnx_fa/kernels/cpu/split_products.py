@@ -5,9 +5,9 @@
 bf16 has 8 significant bits, and f32 24: x - x0 has at most 16 of them left, x2 eight, and both differences are exact. Of the nine
 products of two numbers' parts six are added up, exact each, in sums of f32:
 
-    x w = x0 w0 + x0 w1 + x1 w0 + x0 w2 + x1 w1 + x2 w0 + r,   |r| < 2^-23.9 |x w|
+    x w = x0 w0 + x0 w1 + x1 w0 + x0 w2 + x1 w1 + x2 w0 + r,   |r| < 2^-22.9 |x w|
 
-since |x1| <= 2^-8 |x| and |x2| <= 2^-16 |x|: what is left out is as much as rounding the product once would change (Henry, Tang and
+since |x1| <= 2^-8 |x| and |x2| <= 2^-16 |x|: what is left out is as much as rounding the product twice may change (Henry, Tang and
 Heinecke, "Leveraging the bfloat16 artificial intelligence datatype for higher-precision computations", 2019). AMX multiplies at 16
 times the speed of f32 in vectors, so that six products leave more than twice.
 
