@@ -241,7 +241,7 @@ class Numbers(Lanes):
 
 def test_three_parts_are_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of any f32 whose parts are no subnormal numbers, to the bit; each part is as small as the bound of what is left out needs."""
-    monkeypatch.setattr(split_products, "_bits", lambda t, x: x.view(np.int32))
+    monkeypatch.setattr(split_products, "bits_of", lambda t, x: x.view(np.int32))
     monkeypatch.setattr(split_products, "_floats", lambda t, x: x.view(np.float32))
     rng = np.random.default_rng(3)
     bits = rng.integers(0, 2**32, (4000, 16), dtype=np.uint64).astype(np.uint32)

@@ -17,7 +17,7 @@ from onnx_fa.kernels.cpu.linear_staged import StagedBody
 from onnx_fa.kernels.cpu.linear_tiles import ByteTiles, PairTiles
 from onnx_fa.kernels.cpu.linear_words import WidenedBytes, WidenedPairs
 from onnx_fa.kernels.cpu.row_dispatch import RowEntry, joined, tile_height
-from onnx_fa.kernels.cpu.worker_memory import TEXT_NAME, WorkerMemory
+from onnx_fa.kernels.cpu.worker_memory import TEXT_NAME, Kept, WorkerMemory
 from onnx_fa.kernels.cpu.workgroups import WORKERS
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.tiles.origin import UNKNOWN, Origin, built_in, measured
@@ -131,10 +131,8 @@ def _tiles_by_rule(spec: LinearSpec, target: Target) -> LinearTiles:
     most = 8 if target.has_many_registers else 6
     rows = spec.rows
     if _is_split(spec, target):
-        # A weight of other panels has as many of them.
-        share = share_of(
-            spec if spec.panel else replace(spec, panel=_VECTORS * target.lanes, transposed=False), _workers(target)
-        )
+        in_panels = replace(spec, transposed=False, panel=_VECTORS * target.lanes)
+        share = share_of(in_panels, _workers(target))
         return LinearTiles(target.lanes, most, 4, share.rows // most, share.panels)
     if _is_tiled(spec, target):
         tall = most if rows is None else min(most, rows)
@@ -189,9 +187,7 @@ def emit_with(spec: LinearSpec, target: Target, tiles: LinearTiles) -> dict[str,
     made = _dispatch_of(spec, target, tiles, f"{name}_tiles")
     flat = made.operands
     own = [(*spec.lead, steps_of(spec)), flat[1].shape, *spec.operand_shapes[2:]]
-    function = RowEntry(spec, name).text_lines(
-        made.symbol, spec.lead, own, flat, made.outputs, kept=made.memory.all if made.memory else ()
-    )
+    function = RowEntry(spec, name).text_lines(made.symbol, spec.lead, own, flat, made.outputs, kept=made.kept)
     return {**made.texts, name: joined(function)}
 
 
@@ -204,6 +200,11 @@ class Dispatch:
     operands: Sequence[Operand]
     outputs: Sequence[Operand]
     memory: WorkerMemory | None
+
+    @property
+    def kept(self) -> Sequence[Kept]:
+        """What it changes, behind the operands."""
+        return self.memory.all if self.memory else ()
 
     @property
     def texts(self) -> dict[str, str]:

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 from onnx_fa.kernels.cpu.addresses import Addresses
 from onnx_fa.kernels.cpu.linear_body import FEW, LinearBody, steps_of
+from onnx_fa.kernels.mlir.text import Text
 
 AHEAD = 32
 """Steps of K between asking for a row of a panel and multiplying by it."""
 _LINE = 64
 """Bytes of a line of the caches."""
-FETCH = '"llvm.intr.prefetch"({at}) <{{rw = 0 : i32, hint = 3 : i32, cache = 1 : i32}}> : (!llvm.ptr) -> ()'
-"""Reads a line of data into all caches, or nothing where the address is nobody's: the last panel's end is fetched past."""
+
+
+def fetch_line(t: Text, at: str, *, hint: int = 3) -> None:
+    """Reads the line of data at a pointer into all caches, or with a lower hint not into the first, or nothing where the address is
+    nobody's: the last panel's end is fetched past."""
+    t.do(f'"llvm.intr.prefetch"({at}) <{{rw = 0 : i32, hint = {hint} : i32, cache = 1 : i32}}> : (!llvm.ptr) -> ()')
 
 
 class AheadBody(LinearBody):
@@ -53,4 +58,4 @@ class AheadBody(LinearBody):
         now = t.let(f"llvm.getelementptr {self.panel_at}[{index}] : (!llvm.ptr, i64) -> !llvm.ptr, {row_type}")
         for byte in range(AHEAD * row, (AHEAD + 1) * row, _LINE):
             line = t.let(f"llvm.getelementptr {now}[{byte}] : (!llvm.ptr) -> !llvm.ptr, i8")
-            t.do(FETCH.format(at=line))
+            fetch_line(t, line)

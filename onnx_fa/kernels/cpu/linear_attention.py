@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.addresses import Addresses
-from onnx_fa.kernels.cpu.linear_ahead import FETCH
+from onnx_fa.kernels.cpu.linear_ahead import fetch_line
 from onnx_fa.kernels.mlir.entry import KernelEntry, listed_types
 from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, executable, tensor_type
 from onnx_fa.kernels.mlir.vectors import Lanes
@@ -205,7 +205,7 @@ class _Body:
             now = t.let(f"llvm.getelementptr {base}[{at}] : (!llvm.ptr, i64) -> !llvm.ptr, !llvm.array<{step} x i8>")
             for byte in range(_AHEAD * step, _AHEAD * step + row, _LINE):
                 line = t.let(f"llvm.getelementptr {now}[{byte}] : (!llvm.ptr) -> !llvm.ptr, i8")
-                t.do(FETCH.format(at=line))
+                fetch_line(t, line)
 
     def _of_head(
         self, name: str, shape: tuple[Dim, ...], at: tuple[str, str, str], column: str

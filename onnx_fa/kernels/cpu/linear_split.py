@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.addresses import Addresses, Helpers
 from onnx_fa.kernels.cpu.amx import ROWS, Tile, TileUnit
-from onnx_fa.kernels.cpu.linear_ahead import AheadBody
+from onnx_fa.kernels.cpu.linear_ahead import AheadBody, fetch_line
 from onnx_fa.kernels.cpu.linear_body import LinearTiles
 from onnx_fa.kernels.cpu.linear_share import PAIR, least_rows
 from onnx_fa.kernels.cpu.row_dispatch import load, store
 from onnx_fa.kernels.cpu.slots import Slots
-from onnx_fa.kernels.cpu.split_products import PARTS, STEP, TILE_BYTES, add_split_product, split_pair
+from onnx_fa.kernels.cpu.split_products import PARTS, STEP, TILE_BYTES, add_split_product, bits_of, split_pair
 from onnx_fa.kernels.cpu.worker_memory import SLOT_BYTES, WorkerMemory
 from onnx_fa.spec.linear import LinearSpec
 
@@ -37,7 +37,7 @@ _SLOTS_OF_A_WORKER = 2
 _LINE = 64
 _LINES = STEP * 4 * PANEL // _LINE
 """Lines of memory that a step of a panel takes."""
-_FETCH = '"llvm.intr.prefetch"({at}) <{{rw = 0 : i32, hint = 2 : i32, cache = 1 : i32}}> : (!llvm.ptr) -> ()'
+_SECOND_CACHE = 2
 _DOWN, _ACROSS = PAIR // ROWS, 2
 """Tiles that are multiplied at once."""
 
@@ -132,6 +132,18 @@ class SplitBody(AheadBody):
 
         return t.loop((t.index(0), t.index(self.blocks), t.index(1)), list(zip(results, types, strict=True)), block)
 
+    def _in_block(self, condition: str, body: Callable[[], None], otherwise: Callable[[], None] | None = None) -> None:
+        """Operations for a block of which this holds, the first or the last, and others for the rest; of one block both hold."""
+        if self.blocks == 1:
+            body()
+            return
+        self.t.do(f"scf.if {condition} {{")
+        body()
+        if otherwise is not None:
+            self.t.do("} else {")
+            otherwise()
+        self.t.do("}")
+
     def _over_steps(self, body: Callable[[str, int], None]) -> None:
         """body(step, n) for each step of the block, which has n numbers of K."""
         t, rest = self.t, self.spec.K % STEP
@@ -164,7 +176,7 @@ class SplitBody(AheadBody):
                 def row(r: str) -> None:
                     at = self._moved(source, t.arith("minsi", t.arith("addi", top, r), last), 4 * K)
                     for line in range(2):
-                        t.do(_FETCH.format(at=self._at(at, 8 * STEP + line * _LINE)))
+                        fetch_line(t, self._at(at, 8 * STEP + line * _LINE), hint=_SECOND_CACHE)
                     low, high = (self._load(at, 4 * t.width * i, n - t.width * i) for i in range(2))
                     self._note_largest(largest, low, high)
                     for part, words in enumerate(split_pair(t, low, high)):
@@ -214,23 +226,19 @@ class SplitBody(AheadBody):
     def _begin_largest(self, at: str) -> None:
         """Makes the magnitudes that are noted here zeros, before the first block."""
         t, zeros = self.t, self.t.dense("0", "i32")
-        if self.blocks > 1:
-            t.do(f"scf.if {self.is_first} {{")
-        self._store(zeros, t.ivec, at, 0)
-        if self.blocks > 1:
-            t.do("}")
+        self._in_block(self.is_first, lambda: self._store(zeros, t.ivec, at, 0))
 
     def _note_largest(self, at: str, *numbers: str) -> None:
         """Keeps the larger magnitudes of these and those that are noted, whose order is that of their bits."""
         t, largest = self.t, self._load_bits(at)
         for x in numbers:
-            bits = t.let(f"vector.bitcast {x} : {t.vec} to {t.ivec}")
-            largest = t.arith("maxsi", largest, t.arith("andi", bits, t.dense(str(_MAGNITUDE), "i32"), t.ivec), t.ivec)
+            largest = t.arith(
+                "maxsi", largest, t.arith("andi", bits_of(t, x), t.dense(str(_MAGNITUDE), "i32"), t.ivec), t.ivec
+            )
         self._store(largest, t.ivec, at, 0)
 
     def _load_bits(self, at: str) -> str:
-        t = self.t
-        return t.let(f"vector.bitcast {self._load(at, 0, aligned=_LINE)} : {t.vec} to {t.ivec}")
+        return bits_of(self.t, self._load(at, 0, aligned=_LINE))
 
     def _panel_block(self, panel: str, column: str, y: str) -> str:
         """y with a block of a panel's products, where it is the last; others leave their sums."""
@@ -253,31 +261,24 @@ class SplitBody(AheadBody):
             finish = [self.y_type], lambda: [self._finish(panel, column, m, at, carried[0])], lambda: carried
             return t.either(self.is_last, *finish)
 
-        return t.loop((t.index(0), self.count, t.index(_DOWN * ROWS)), [(y, self.y_type)], pair)[0]
+        return t.loop((t.index(0), self.count, t.index(PAIR)), [(y, self.y_type)], pair)[0]
 
     def _multiply_tiles(self, m: str, sums: str, down: int) -> None:
         """The sums of so many tiles of rows, from row m of the workgroup on, with the block's products. One tile alone has two
         sums for each, which are added up behind the last block."""
         t, unit = self.t, self.unit
         to = Tile(sums, 4 * PANEL)
-        if self.blocks == 1:
-            unit.clear(_DOWN, _ACROSS)
-        else:
-            t.do(f"scf.if {self.is_first} {{")
-            unit.clear(_DOWN, _ACROSS)
-            t.do("} else {")
-            unit.load(to, _DOWN, _ACROSS)
-            t.do("}")
+        self._in_block(self.is_first, lambda: unit.clear(_DOWN, _ACROSS), lambda: unit.load(to, _DOWN, _ACROSS))
         tile = t.arith("divui", m, t.index(ROWS))
         first = self._moved(self.seen_at, tile, self.row_bytes)
         rows = [self._behind(first, i * self.row_bytes) for i in range(down)]
-        fetched = -(-_LINES * _DOWN * ROWS // self.high)
+        fetched = -(-_LINES * PAIR // self.high)
         ahead = self._moved(self.next_panel, tile, fetched * _LINE // _DOWN)
 
         def step(s: str) -> None:
             at = self._moved(ahead, s, _LINES * _LINE)
             for i in range(fetched):
-                t.do(_FETCH.format(at=self._at(at, i * _LINE)))
+                fetch_line(t, self._at(at, i * _LINE), hint=_SECOND_CACHE)
             lefts = [self._moved(at, s, PARTS * TILE_BYTES) for at in rows]
             add_split_product(t, lefts, self._moved(self.panel_parts_at, s, PARTS * _ACROSS * TILE_BYTES), _ACROSS)
 
@@ -296,16 +297,12 @@ class SplitBody(AheadBody):
                 one, two = (self._load(at, 4 * (PANEL * i + t.width * j), aligned=64) for i in (0, ROWS))
                 self._store(t.vop("arith.addf", one, two), t.vec, at, 4 * t.width * j)
 
-        if self.blocks > 1:
-            t.do(f"scf.if {self.is_last} {{")
-        t.each((t.index(0), t.index(ROWS), t.index(1)), row)
-        if self.blocks > 1:
-            t.do("}")
+        self._in_block(self.is_last, lambda: t.each((t.index(0), t.index(ROWS), t.index(1)), row))
 
     def _finish(self, panel: str, column: str, m: str, sums: str, y: str) -> str:
         """y with what becomes of the sums of a pair of tiles of rows."""
         t = self.t
-        count = t.arith("minsi", t.index(_DOWN * ROWS), t.arith("subi", self.count, m))
+        count = t.arith("minsi", t.index(PAIR), t.arith("subi", self.count, m))
         first = t.arith("addi", self.own_rows[0], m)
         bounds = t.index(0), count, t.index(1)
 
@@ -325,7 +322,7 @@ class SplitBody(AheadBody):
         seen = t.loop(bounds, [(t.splat(0.0), t.vec)] * _ACROSS, look)
         holds = t.compare("oeq", t.vop("arith.addf", *seen), t.splat(0.0))
         holds = t.arith("andi", holds, self._are_ordinary(m), t.bvec)
-        finite = t.let(f"vector.reduction <and>, {holds} : {t.bvec} into i1")
+        all_hold = t.let(f"vector.reduction <and>, {holds} : {t.bvec} into i1")
 
         def write(r: str, carried: list[str]) -> list[str]:
             made = carried[0]
@@ -337,7 +334,7 @@ class SplitBody(AheadBody):
             return [self._tile(panel, column, t.arith("addi", first, r), 1, carried[0])]
 
         return t.either(
-            finite,
+            all_hold,
             [self.y_type],
             lambda: t.loop(bounds, [(y, self.y_type)], write),
             lambda: t.loop(bounds, [(y, self.y_type)], again),

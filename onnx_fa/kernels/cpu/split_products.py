@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnx_fa.kernels.cpu.amx import LEFT, RIGHT, inline_asm, sum_tile
+from onnx_fa.kernels.cpu.amx import LEFT, RIGHT, run_instructions, sum_tile
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.kernels.mlir.vectors import Lanes
 
@@ -42,10 +42,11 @@ def split_pair(t: Lanes, low: str, high: str) -> list[str]:
     for _ in range(PARTS - 1):
         (low_bits, low), (high_bits, high) = (_first_part(t, x) for x in (low, high))
         words.append(_paired(t, low_bits, high_bits))
-    return [*words, _paired(t, *(_bits(t, x) for x in (low, high)))]
+    return [*words, _paired(t, *(bits_of(t, x) for x in (low, high)))]
 
 
-def _bits(t: Lanes, x: str) -> str:
+def bits_of(t: Lanes, x: str) -> str:
+    """A vector of f32 as whole numbers of 32 bits."""
     return t.let(f"vector.bitcast {x} : {t.vec} to {t.ivec}")
 
 
@@ -55,7 +56,7 @@ def _floats(t: Lanes, bits: str) -> str:
 
 def _first_part(t: Lanes, x: str) -> tuple[str, str]:
     """The nearest bf16, as the upper bits of an f32, and the rest."""
-    near = t.arith("addi", _bits(t, x), t.dense(str(_HALF), "i32"), t.ivec)
+    near = t.arith("addi", bits_of(t, x), t.dense(str(_HALF), "i32"), t.ivec)
     near = t.arith("andi", near, t.dense(str(_UPPER), "i32"), t.ivec)
     return near, t.vop("arith.subf", x, _floats(t, near))
 
@@ -90,7 +91,4 @@ def add_split_product(t: Text, lefts: Sequence[str], right: str, across: int) ->
             for i in range(n)
             for j in range(across)
         ]
-    given = [*lefts, right, t.constant(str(_ROW_BYTES), "i64")]
-    constraints = ",".join([*["r"] * len(given), "~{memory}"])
-    types = ", ".join(["i64"] * len(given))
-    t.do(f"{inline_asm('; '.join(code), constraints)} {', '.join(given)} : ({types}) -> ()")
+    run_instructions(t, code, [*lefts, right, t.constant(str(_ROW_BYTES), "i64")])

@@ -36,7 +36,7 @@ def emit_product(spec: WindowSpec, product: LinearSpec, target: Target, symbol: 
         dims = {ROWS: "%parts"}
     own, y = operands_of(spec), y_of(spec)
     values = [_reshaped(t, a, b, dims) for a, b in zip(own, made.operands, strict=True)]
-    kept = made.memory.all if made.memory else ()
+    kept = made.kept
     called = [*made.operands, *(x.operand for x in kept)], [*values, *(x.take(t) for x in kept)], made.outputs
     results = call_dispatch(t, symbol, *called, changed=len(kept))
     for x, left in zip(kept, results, strict=False):
