@@ -103,6 +103,7 @@ GATED = (3, "((score * sigmoid(score)) * t0)")
         ("a = MatMul(x, w) t = MatMul(x, w) c = Add(t, b) y = Add(a, c)", [BIASED, (3, "(score + t0)")]),
         ("a = MatMul(x, w) y = Sum(a, a, b)", [PLAIN]),
         ("a = MatMul(x, w) y = LeakyRelu <alpha = 0.5> (a)", [(2, "where((score < 0), (0.5 * score), score)")]),
+        ("a = MatMul(x, w) y = Elu <alpha = 2.0> (a)", [(2, "where((score < 0), (2 * (exp(score) - 1)), score)")]),
     ],
 )
 def test_found(body: str, wanted: list[tuple[int, str]]) -> None:

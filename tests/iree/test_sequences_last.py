@@ -130,6 +130,43 @@ def test_a_vocoder_turns_its_ends_alone(batch: int | str, length: int | str) -> 
     assert len(fused) == 9
 
 
+def codec() -> onnx.ModelProto:
+    """EnCodec's decoder: each convolution behind pads of reflected places, or of none, and Slices to what is as long as it was; an
+    upsampling whose ends are cut by a number that the run computes."""
+    n, two = sound_net(16), np.array([2])
+
+    def ended(x: str) -> str:
+        length = n.add("Gather", n.add("Shape", x), n.const(np.array(2)), axis=0)
+        return n.add("Slice", x, n.ints(0), n.add("Unsqueeze", length, n.ints(0)), n.const(two), n.ints(1))
+
+    def padded(x: str, low: int, high: int) -> str:
+        return ended(n.add("Pad", x, n.ints(0, 0, low, 0, 0, high), mode="reflect"))
+
+    def conv(x: str, to: int, of: int, taps: int) -> str:
+        return n.add("Conv", padded(x, taps // 2, taps // 2), n.weight(to, of, taps), n.weight(to))
+
+    x = n.add("ConvTranspose", n.add("Elu", conv("x", 16, 16, 7)), n.weight(16, 16, 4), n.weight(16), strides=[2])
+    length = n.add("Sub", n.add("Gather", n.add("Shape", x), n.const(two), axis=0), n.const(two))
+    x = n.add("Slice", x, n.ints(0), length, n.const(two), n.ints(1))
+    y = conv(n.add("Elu", conv(n.add("Elu", x), 8, 16, 3)), 16, 8, 1)
+    x = n.add("Elu", n.add("Add", conv(x, 16, 16, 1), y))
+    return n.model(conv(x, 1, 16, 7))
+
+
+def test_a_codec_turns_its_ends_alone(tmp_path: Path) -> None:
+    made = turned(codec())
+    left = ops(made)
+    assert left[SEQUENCE_SITE] == 6 and left["Slice"] <= 2 and left["Elu"] == 1 and "Add" not in left
+    for length in (5, 23, 40):
+        feeds = sound(codec(), length)
+        assert_same(run(codec(), feeds), evaluate(made, feeds), 1e-5)
+    onnx_fa.compile(codec(), tmp_path / "m.vmfb")
+    call = load_module(tmp_path / "m.vmfb")
+    for length in (4, 23, 40):
+        feeds = sound(codec(), length)
+        assert_same(run(codec(), feeds), call(feeds["x"]), 1e-5)
+
+
 def test_features_end_as_tokens() -> None:
     made = turned(features())
     left = ops(made)

@@ -93,17 +93,29 @@ def _split(draw: st.DrawFn, n: Net, x: Known, _: list[Known]) -> list[Known]:
     return [(y, cut, sizes), (z, c - cut, sizes)]
 
 
-def _slice(draw: st.DrawFn, n: Net, x: Known, _: list[Known]) -> list[Known]:
-    """Of channels, or of places."""
+def _slice(draw: st.DrawFn, n: Net, x: Known, known: list[Known]) -> list[Known]:
+    """Of channels, or of places, as many of these now and then as another value has."""
     name, c, sizes = x
     if draw(st.booleans()):
         low = draw(st.integers(0, c - 1))
         return [
             (n.add("Slice", name, n.ints(low), n.ints(_FAR), n.ints(draw(st.sampled_from([1, -2])))), c - low, sizes)
         ]
-    if min(sizes) < 2:
+    low, high = draw(st.sampled_from([(0, 0), (1, 0), (0, 1), (2, 3)]))
+    if min(sizes) <= low + high:
         return []
-    return [(n.add("Slice", name, n.ints(1), n.ints(_FAR), n.ints(2)), c, tuple(size - 1 for size in sizes))]
+    # Ends by a number, or by what the run says of the length, which are those of the axis or not.
+    shape = n.add("Gather", n.add("Shape", name), n.ints(2), axis=0)
+    end = draw(st.sampled_from([n.ints(-high if high else _FAR), n.add("Sub", shape, n.ints(high))]))
+    if not high and draw(st.booleans()):
+        end = shape
+    made = tuple(size - low - high for size in sizes)
+    other, _, its = draw(st.sampled_from(known))
+    if min(its) > low and draw(st.integers(0, 3)) == 0:
+        end = n.add("Gather", n.add("Shape", other), n.ints(2), axis=0)
+        made = tuple(min(pair) - low for pair in zip(sizes, its, strict=True))
+    bounds = n.ints(low), end, n.ints(draw(st.sampled_from([2, -1])))
+    return [(n.add("Slice", name, *bounds), c, made)]
 
 
 def _turn(draw: st.DrawFn, n: Net, x: Known, _: list[Known]) -> list[Known]:
@@ -112,7 +124,15 @@ def _turn(draw: st.DrawFn, n: Net, x: Known, _: list[Known]) -> list[Known]:
 
 
 def _pad(draw: st.DrawFn, n: Net, x: Known, _: list[Known]) -> list[Known]:
-    return [(n.add("Pad", x[0], n.ints(0, 0, 1, 0, 0, 2)), x[1], tuple(size + 3 for size in x[2]))]
+    """Of places, of none, and now and then of channels."""
+    name, c, sizes = x
+    low, high = draw(st.sampled_from([(0, 0), (1, 1), (1, 2), (3, 0)]))
+    mode = draw(st.sampled_from(["constant", "reflect", "edge"]))
+    if min(sizes) <= max(low, high):
+        return []
+    more = draw(st.sampled_from([0, 0, 0, 1])) if mode == "constant" else 0
+    y = n.add("Pad", name, n.ints(0, more, low, 0, 0, high), mode=mode)
+    return [(y, c + more, tuple(size + low + high for size in sizes))]
 
 
 def _norm(draw: st.DrawFn, n: Net, x: Known, _: list[Known]) -> list[Known]:

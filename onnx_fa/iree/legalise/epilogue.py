@@ -208,7 +208,13 @@ def _ramp(x: ScoreExpr, slope: float, shift: float) -> ScoreExpr:
     return Apply("Max", Float(0.0), Apply("Min", Float(1.0), line))
 
 
+def _elu(node: onnx.NodeProto, x: ScoreExpr) -> ScoreExpr:
+    below = Apply("Mul", Float(attr_of(node, "alpha", 1.0)), Apply("Sub", Apply("Exp", x), Float(1.0)))
+    return Apply("Where", Apply("Less", x, Float(0.0)), below, x)
+
+
 _MADE: dict[str, Callable[[onnx.NodeProto, ScoreExpr], ScoreExpr]] = {
+    "Elu": _elu,
     "Gelu": _gelu,
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": lambda node, x: Apply("Mul", x, _ramp(x, 1 / 6, 0.5)),

@@ -18,7 +18,7 @@ from onnx_fa.iree.legalise.resize_known import axes_of
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
 Images = Mapping[str, Image]
-SINGLE = {*POINTWISE, "PRelu", "Elu", "Selu", "Celu", "Softsign", "Mish", "Swish", "ThresholdedRelu", "Tan", "Atan"}
+SINGLE = {*POINTWISE, "PRelu", "Selu", "Celu", "Softsign", "Mish", "Swish", "ThresholdedRelu", "Tan", "Atan"}
 """Operators of single numbers, which mean the same wherever these lie."""
 
 

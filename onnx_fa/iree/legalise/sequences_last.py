@@ -22,6 +22,7 @@ from onnx_fa.iree.legalise.conv_transpose import Axis, upsampled_axes, write_pha
 from onnx_fa.iree.legalise.image_rows import Places, RowsForm, RowsWriter
 from onnx_fa.iree.legalise.row_forms import SINGLE, batch_norm, concat, pointwise, slice_, split
 from onnx_fa.iree.legalise.row_parts import FindForm, write_parts
+from onnx_fa.iree.legalise.sequence_places import cut_places, is_whole, pad_places, place_pads
 from onnx_fa.iree.legalise.sequence_sites import Columns, Taps, sequence_spec, spec_of, write_sequence
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of, declare_own_nodes
 from onnx_fa.spec.sequences import SequenceSpec
@@ -32,6 +33,8 @@ _RANK = 3
 _NOMINAL = 1024
 """Places that a sequence of free length is taken to have, where what is turned is counted."""
 _TURN = [0, 2, 1]
+_MORE = " "
+"""Between the symbol of a length and by how much another is longer, as "L +2"."""
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 """What is between others, as tokens of a transformer, stays as it is."""
 
@@ -95,9 +98,10 @@ def _sounds(g: GraphWriter) -> dict[str, Sound]:
     found = {name: replace(sound, length=sound.length or f"{name}/length") for name, sound in found.items()}
     for node in g.graph.node:
         made = {name: sound for name in node.output if (sound := _sound(g, name)) is not None}
+        made = _of_one_batch(g, found, node, made) if made else made
         length = _length(g, found, node, made) if made else ""
         for name, sound in made.items():
-            # Inference gives each result of a Conv a symbol of its own, though it may be as long as what it is made of.
+            # Inference gives each result of a Conv or a Pad symbols of its own, though it may be as long as what it is made of.
             own = sound.length if isinstance(sound.length, int) else length or sound.length or f"{name}/length"
             found[name] = replace(sound, length=own)
     return found
@@ -114,6 +118,20 @@ def _sound(g: GraphWriter, name: str) -> Sound | None:
     return Sound(batch, channels, own or "")
 
 
+def _of_one_batch(g: GraphWriter, found: Sounds, node: onnx.NodeProto, made: Sounds) -> Sounds:
+    """What a node makes, with the batch of all sequences that it reads where that is its own: inference gives it another symbol."""
+    batches, lengths = ({getattr(found[x], name) for x in node.input if x in found} for name in ("batch", "length"))
+    find = _FORMS.get(op_of(node))
+    if len(batches) != 1 or find is None or op_of(node) == "Reshape":
+        return made
+    own = {name: replace(sound, batch=next(iter(batches))) for name, sound in made.items()}
+    # Operators of single numbers want lengths of one symbol, too.
+    alike = own
+    if len(lengths) == 1 and op_of(node) in _AS_LONG:
+        alike = {name: replace(sound, length=next(iter(lengths))) for name, sound in own.items()}
+    return own if find(g, ChainMap(alike, found), node) is not None else made
+
+
 def _length(g: GraphWriter, found: Sounds, node: onnx.NodeProto, made: Sounds) -> str:
     """That of what a node makes, if it is as long as what it reads; else ""."""
     lengths = {found[x].length for x in node.input if x in found}
@@ -122,10 +140,23 @@ def _length(g: GraphWriter, found: Sounds, node: onnx.NodeProto, made: Sounds) -
         return ""
     if op_of(node) == "Conv":
         spec = sequence_spec(g, node)
-        return length if spec is not None and spec.stride == 1 and sum(spec.pads) == spec.span - 1 else ""
+        return _longer(length, sum(spec.pads) - spec.span + 1) if spec is not None and spec.stride == 1 else ""
+    if op_of(node) == "Pad":
+        pads = place_pads(g, node)
+        return _longer(length, sum(pads)) if pads is not None else ""
+    if op_of(node) == "Slice" and is_whole(g, node):
+        return length
     find = _AS_LONG.get(op_of(node))
     alike = {name: replace(sound, length=length) for name, sound in made.items()}
     return length if find is not None and find(g, ChainMap(alike, found), node) is not None else ""
+
+
+def _longer(length: str, by: int) -> str:
+    """The symbol of a length that is by so much longer than another, or shorter. A convolution of fewer places than it has taps is
+    refused by onnxruntime, so that none is less than nothing."""
+    base, _, more = length.partition(_MORE)
+    total = by + int(more or 0)
+    return f"{base}{_MORE}{total:+d}" if total else base
 
 
 def _convolution(g: GraphWriter, sounds: Sounds, node: onnx.NodeProto) -> RowsForm | None:
@@ -202,4 +233,11 @@ _AS_LONG: dict[str, FindForm] = {
     "Slice": slice_,
 }
 """Of operators whose results are as long as what they read."""
-_FORMS: dict[str, FindForm] = {**_AS_LONG, "Conv": _convolution, "ConvTranspose": _upsampling, "Transpose": _transpose}
+_FORMS: dict[str, FindForm] = {
+    **_AS_LONG,
+    "Slice": cut_places,
+    "Pad": pad_places,
+    "Conv": _convolution,
+    "ConvTranspose": _upsampling,
+    "Transpose": _transpose,
+}
