@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.amx import PAIRS
@@ -131,8 +131,7 @@ def _tiles_by_rule(spec: LinearSpec, target: Target) -> LinearTiles:
     most = 8 if target.has_many_registers else 6
     rows = spec.rows
     if _is_split(spec, target):
-        in_panels = replace(spec, transposed=False, panel=_VECTORS * target.lanes)
-        share = share_of(in_panels, _workers(target))
+        share = share_of(spec, _workers(target))
         return LinearTiles(target.lanes, most, 4, share.rows // most, share.panels)
     if _is_tiled(spec, target):
         tall = most if rows is None else min(most, rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from onnx_fa.kernels.cpu.amx import ROWS
@@ -11,6 +11,8 @@ from onnx_fa.kernels.cpu.split_products import STEP
 from onnx_fa.kernels.cpu.workgroups import busiest
 from onnx_fa.spec.linear import LinearSpec
 
+PANEL = 32
+"""Columns of a panel, two tiles."""
 LEAST_ROWS = 64
 LEAST_PRODUCTS = 20e6
 """So many rows are worth splitting a panel for, and so many products of numbers the memory that it takes."""
@@ -23,8 +25,12 @@ MOST_ROWS = 256
 """Of a workgroup: their parts of a block fill half of the second cache."""
 MOST_PANELS = 16
 """Of a workgroup, whose sums of all but the last block wait in its slot."""
-_SPLIT_ROW, _SPLIT_PANEL, _MULTIPLY, _GROUP = 8.0, 300.0, 4.9, 2000.0
-"""ns: of a row and of a panel for a step, of a row by a panel, and of a workgroup."""
+_SPLIT_ROW, _SPLIT_PANEL, _MULTIPLY = 10.0, 300.0, 6.0
+"""ns on a Xeon for a step along K: of a row, of a panel, and of a row by a panel."""
+_FINISH, _GROUP = 14.0, 2000.0
+"""ns: of what becomes of a row's sums of a panel, and of a workgroup."""
+_BY_VECTORS, _FINISH_VECTORS = 13.5, 5.0
+"""The same of a row by a panel without tiles, for a step, and of what becomes of the sums."""
 _ACROSS = 8
 """Panels of a workgroup, about, where only the run knows the rows."""
 
@@ -37,10 +43,15 @@ def least_rows(spec: LinearSpec) -> int:
 def can_split(spec: LinearSpec, workers: Sequence[int]) -> bool:
     """Whether a site's products are of f32, and enough for tiles to be worth splitting them, or may be in a run, and the workers
     that share them few."""
-    if max(workers) > MOST_WORKERS:
+    if max(workers) > MOST_WORKERS or spec.dtype != "f32" or spec.stored or spec.bits is not None:
         return False
-    many = spec.rows is None or spec.rows >= least_rows(spec)
-    return spec.dtype == "f32" and not spec.stored and spec.bits is None and spec.K >= 2 * STEP and many
+    rows = spec.rows if spec.rows is not None else max(_known_rows(spec), least_rows(spec))
+    return spec.K >= 2 * STEP and rows >= least_rows(spec) and _gains(spec, rows, workers)
+
+
+def _gains(spec: LinearSpec, rows: int, workers: Sequence[int]) -> bool:
+    vectors = rows * spec.N / PANEL * (spec.K / STEP * _BY_VECTORS + _FINISH_VECTORS)
+    return min(time for _, time in _shares(spec, rows, workers, MOST_PANELS)) < len(workers) * vectors
 
 
 @dataclass(frozen=True)
@@ -50,24 +61,34 @@ class Share:
     rows: int
     panels: int
 
-    @property
-    def cost(self) -> float:
-        """In ns for a step along K, measured on a Xeon: splitting rows and panels, and products of whole tiles."""
-        return _SPLIT_ROW * self.rows + self.panels * (_SPLIT_PANEL + _MULTIPLY * self.rows)
+    def cost(self, steps: int) -> float:
+        """In ns, of so many steps along K: splitting rows and panels, products of whole tiles, and what becomes of the sums."""
+        splits = _SPLIT_ROW * self.rows + self.panels * _SPLIT_PANEL
+        return steps * splits + self.rows * self.panels * (steps * _MULTIPLY + _FINISH)
 
 
 def share_of(spec: LinearSpec, workers: Sequence[int]) -> Share:
     """The parts of a site by which so many workers, on average of their numbers, get done first. Of rows that only the run knows
-    workgroups have as many as they may have, and their panels depend on how many blocks of them there are."""
-    if spec.rows is None:
-        return Share(MOST_ROWS, min(_ACROSS, spec.panels))
-    parts = range(-(-spec.rows // MOST_ROWS), -(-spec.rows // PAIR) + 1)
-    rows = {-(-spec.rows // (n * PAIR)) * PAIR for n in parts}
-    shares = [Share(r, p) for r in rows for p in range(1, min(MOST_PANELS, spec.panels) + 1)]
+    workgroups have as many as those of one element of the batch would have, and their panels depend on how many blocks of them
+    there are."""
+    rows = spec.rows if spec.rows is not None else _known_rows(spec)
+    if rows < LEAST_ROWS:
+        return Share(MOST_ROWS, min(_ACROSS, -(-spec.N // PANEL)))
+    most = MOST_PANELS if spec.rows is not None else _ACROSS
+    share, _ = min(_shares(spec, rows, workers, most), key=lambda x: (x[1], -x[0].rows, -x[0].panels))
+    return share
 
-    def time(share: Share) -> float:
-        groups = -(-spec.rows // share.rows) * -(-spec.panels // share.panels) if spec.rows else 0
-        each = share.cost + _GROUP / -(-spec.K // STEP)
-        return sum(n * busiest(groups, n) for n in workers) * each
 
-    return min(shares, key=lambda share: (time(share), -share.rows, -share.panels))
+def _known_rows(spec: LinearSpec) -> int:
+    """Of rows that only the run knows, those of one element of the batch, as the places of an image; 1 where none are known."""
+    return math.prod(d for d in spec.lead if isinstance(d, int))
+
+
+def _shares(spec: LinearSpec, rows: int, workers: Sequence[int], most: int) -> Iterator[tuple[Share, float]]:
+    """What a workgroup may have of so many rows, and how long each of the numbers of workers takes then, ns, added up."""
+    panels, steps = -(-spec.N // PANEL), -(-spec.K // STEP)
+    parts = range(-(-rows // MOST_ROWS), -(-rows // PAIR) + 1)
+    for high in {-(-rows // (n * PAIR)) * PAIR for n in parts}:
+        for across in range(1, min(most, panels) + 1):
+            share, groups = Share(high, across), -(-rows // high) * -(-panels // across)
+            yield share, sum(n * busiest(groups, n) for n in workers) * (share.cost(steps) + _GROUP)

@@ -18,15 +18,13 @@ from onnx_fa.kernels.cpu.addresses import Addresses, Helpers
 from onnx_fa.kernels.cpu.amx import ROWS, Tile, TileUnit
 from onnx_fa.kernels.cpu.linear_ahead import AheadBody, fetch_line
 from onnx_fa.kernels.cpu.linear_body import LinearTiles
-from onnx_fa.kernels.cpu.linear_share import PAIR, least_rows
+from onnx_fa.kernels.cpu.linear_share import PAIR, PANEL, least_rows
 from onnx_fa.kernels.cpu.row_dispatch import load, store
 from onnx_fa.kernels.cpu.slots import Slots
 from onnx_fa.kernels.cpu.split_products import PARTS, STEP, TILE_BYTES, add_split_product, bits_of, split_pair
 from onnx_fa.kernels.cpu.worker_memory import SLOT_BYTES, WorkerMemory
 from onnx_fa.spec.linear import LinearSpec
 
-PANEL = 32
-"""Columns of a panel, two tiles."""
 _DEEP = 24
 """Steps of a block along K, at most."""
 _MAGNITUDE, _MOST, _LEAST = 0x7FFFFFFF, 0x4B800000, 2.0**-64
