@@ -127,6 +127,12 @@ class LinearSpec:
         return math.prod(known) if len(known) == len(self.lead) else None
 
     @property
+    def rows_of_one(self) -> int:
+        """Of the rows those that are known: all, or those of one element of a free batch, as the places of an image; 1 where none
+        are."""
+        return math.prod(d for d in self.lead if isinstance(d, int))
+
+    @property
     def symbols(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(d for d in self.lead if isinstance(d, str)))
 

@@ -276,7 +276,7 @@ def test_who_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
         assert body_name(other, AMX) != "linear_split"
     assert body_name(many, parse_target("cpu-avx512")) == "linear"
     assert body_name(replace(many, lead=("n",)), AMX) == "linear_split"
-    assert [linear_share.least_rows(LinearSpec(("n",), 768, n, "f32")) for n in (192, 3072)] == [136, ROWS]
+    assert [linear_share.least_rows(LinearSpec(("n",), 768, n, "f32"), (2,)) for n in (192, 3072)] == [136, ROWS]
 
 
 @pytest.mark.parametrize(

@@ -35,18 +35,27 @@ _ACROSS = 8
 """Panels of a workgroup, about, where only the run knows the rows."""
 
 
-def least_rows(spec: LinearSpec) -> int:
-    """The rows from which on a site's products are split."""
-    return max(LEAST_ROWS, math.ceil(LEAST_PRODUCTS / (spec.K * spec.N)))
+def least_rows(spec: LinearSpec, workers: Sequence[int]) -> int | None:
+    """The rows from which on a site's products are split; None where so many of them gain nothing."""
+    least = max(LEAST_ROWS, math.ceil(LEAST_PRODUCTS / (spec.K * spec.N)))
+    return next(
+        (
+            rows
+            for rows in (least, *range(-(-least // PAIR) * PAIR, least + MOST_ROWS, PAIR))
+            if _gains(spec, rows, workers)
+        ),
+        None,
+    )
 
 
 def can_split(spec: LinearSpec, workers: Sequence[int]) -> bool:
     """Whether a site's products are of f32, and enough for tiles to be worth splitting them, or may be in a run, and the workers
     that share them few."""
-    if max(workers) > MOST_WORKERS or spec.dtype != "f32" or spec.stored or spec.bits is not None:
+    if max(workers) > MOST_WORKERS or spec.dtype != "f32" or spec.stored or spec.bits is not None or spec.K < 2 * STEP:
         return False
-    rows = spec.rows if spec.rows is not None else max(_known_rows(spec), least_rows(spec))
-    return spec.K >= 2 * STEP and rows >= least_rows(spec) and _gains(spec, rows, workers)
+    least, rows = least_rows(spec, workers), spec.rows_of_one
+    is_free = spec.rows is None and rows == 1
+    return least is not None and (is_free or (rows >= least and _gains(spec, rows, workers)))
 
 
 def _gains(spec: LinearSpec, rows: int, workers: Sequence[int]) -> bool:
@@ -71,17 +80,12 @@ def share_of(spec: LinearSpec, workers: Sequence[int]) -> Share:
     """The parts of a site by which so many workers, on average of their numbers, get done first. Of rows that only the run knows
     workgroups have as many as those of one element of the batch would have, and their panels depend on how many blocks of them
     there are."""
-    rows = spec.rows if spec.rows is not None else _known_rows(spec)
+    rows = spec.rows_of_one
     if rows < LEAST_ROWS:
         return Share(MOST_ROWS, min(_ACROSS, -(-spec.N // PANEL)))
     most = MOST_PANELS if spec.rows is not None else _ACROSS
     share, _ = min(_shares(spec, rows, workers, most), key=lambda x: (x[1], -x[0].rows, -x[0].panels))
     return share
-
-
-def _known_rows(spec: LinearSpec) -> int:
-    """Of rows that only the run knows, those of one element of the batch, as the places of an image; 1 where none are known."""
-    return math.prod(d for d in spec.lead if isinstance(d, int))
 
 
 def _shares(spec: LinearSpec, rows: int, workers: Sequence[int], most: int) -> Iterator[tuple[Share, float]]:

@@ -43,8 +43,8 @@ _DOWN, _ACROSS = PAIR // ROWS, 2
 class SplitBody(AheadBody):
     """Products by tiles where the processor grants them, of as many rows as make it worth while."""
 
-    def __init__(self, spec: LinearSpec, tiles: LinearTiles, workers: Sequence[int]) -> None:
-        super().__init__(spec, tiles, workers)
+    def __init__(self, spec: LinearSpec, tiles: LinearTiles, workers: Sequence[int], ranges: int = 0) -> None:
+        super().__init__(spec, tiles, workers, ranges)
         self.high = tiles.rows * tiles.down
         steps = -(-spec.K // STEP)
         self.blocks = -(-steps // _DEEP)
@@ -102,7 +102,8 @@ class SplitBody(AheadBody):
     ) -> list[str]:
         t, use = self.t, self.unit.granted
         if self.spec.rows is None:
-            many = t.test("sge", self.rows, t.index(least_rows(self.spec)))
+            least = least_rows(self.spec, self.shared.workers) or 0
+            many = t.test("sge", self.rows, t.index(least))
             use = t.arith("andi", use, many, "i1")
         in_f32 = super()._results
         made = t.either(

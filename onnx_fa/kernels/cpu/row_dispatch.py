@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from onnx_fa.kernels.cpu.addresses import Helper
-from onnx_fa.kernels.cpu.worker_memory import Kept
 from onnx_fa.kernels.mlir.entry import KernelEntry, listed_types
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, Text, executable
 from onnx_fa.spec.terms import Dim
+
+
+class Changed(Protocol):
+    """What a dispatch reads and writes, behind its operands."""
+
+    @property
+    def operand(self) -> Operand: ...
+
+    def take(self, t: Text) -> str:
+        """Its value, in the function that calls the dispatch."""
+
+    def give_back(self, t: Text, value: str) -> None:
+        """Says what the dispatch left."""
 
 
 def make_executable(
@@ -90,7 +103,7 @@ class RowEntry(KernelEntry):
         operands: Sequence[Operand],
         outputs: Sequence[Operand],
         *,
-        kept: Sequence[Kept] = (),
+        kept: Sequence[Changed] = (),
     ) -> list[str]:
         """The function that calls the dispatch `symbol` of `operands` and `outputs`. `lead` are the dims of the rows, and `own` the
         operands' shapes in the site, in the dispatch's element types. It changes what is `kept`."""

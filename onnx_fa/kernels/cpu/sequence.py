@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnx_fa.kernels.cpu.epilogues import tensor_operands
-from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, index_of, joined, make_executable, size_of
+from onnx_fa.kernels.cpu.homes import ranges_of
+from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, index_of, joined, size_of
 from onnx_fa.kernels.cpu.window import tiles_along
 from onnx_fa.kernels.cpu.window_body import WindowBody
 from onnx_fa.kernels.mlir.operand import Operand
@@ -93,8 +94,11 @@ def emit_sequence(spec: SequenceSpec, target: Target) -> dict[str, str]:
         t.do(f"%places = arith.maxsi {t.shifted(room, 1)}, {t.index(0)} : index")
         t.do(f"%numbers = arith.muli {length}, {t.index(spec.groups * spec.channels)} : index")
     rows = t.let(f"tensor.collapse_shape %x [[0], [1, 2]] : {x.type} into {flat.type}")
-    given = [flat, *operands[1:]]
-    (result,) = call_dispatch(t, symbol, given, [rows, *(v.name for v in operands[1:])], [made])
+    body = SequenceBody(spec, target)
+    executable, changed = body.executable(symbol), body.changed
+    values = [rows, *(v.name for v in operands[1:]), *(v.take(t) for v in changed)]
+    given = [flat, *operands[1:], *(v.operand for v in changed)]
+    *_, result = call_dispatch(t, symbol, given, values, [made], changed=len(changed))
     if spec.phases > 1:
         apart = Operand("%apart", (*made.shape[:2], spec.phases, spec.columns // spec.phases), "f32")
         sizes = ", ".join(map(size_of, apart.shape))
@@ -105,7 +109,7 @@ def emit_sequence(spec: SequenceSpec, target: Target) -> dict[str, str]:
     arguments = ", ".join(f"{v.name}: {v.type}" for v in operands)
     head = f"util.func private @{spec.name}({arguments}) -> {y.type} {{"
     function = [head, *t.render(), f"util.return {result} : {y.type}", "}"]
-    return {symbol: joined(SequenceBody(spec, target).executable(symbol)), spec.name: joined(function)}
+    return {symbol: joined(executable), spec.name: joined(function)}
 
 
 class SequenceBody(WindowBody):
@@ -113,7 +117,7 @@ class SequenceBody(WindowBody):
 
     def __init__(self, spec: SequenceSpec, target: Target) -> None:
         tiles = tiles_along(spec.window(1), target)
-        super().__init__(spec.window(tiles.rows), tiles)
+        super().__init__(spec.window(tiles.rows), tiles, ranges_of(target))
         self.sequence, self.operands, self.y = spec, [_flat(spec), *_behind_x(spec)], _made(spec)
         self.unit = tiles.rows
 
@@ -121,7 +125,7 @@ class SequenceBody(WindowBody):
         t, spec = Lanes(self.tiles.lanes), self.sequence
         each = t.arith("muli", self._down(t), t.index(self.across * spec.groups))
         t.do(f"%x = arith.muli {each}, {index_of(t, lead_of(spec))} : index")
-        return make_executable(symbol, self.operands, [self.y], t.render(), self._body())
+        return self.write_executable(symbol, t.render())
 
     def _down(self, t: Text) -> str:
         """Workgroups of an image, behind each other."""

@@ -46,6 +46,14 @@ class Slots:
         """A number for each slot that all workgroups change, 1 where one of them has it. All are 0 before a call and behind it."""
         return Operand("%taken", (self.count,), "i32")
 
+    def take(self, t: Text) -> str:
+        """The operand's value, in the function that calls the dispatch: nobody has a slot."""
+        x = self.operand
+        return t.let(f"flow.tensor.splat {t.constant('0', x.element)} : {x.type}")
+
+    def give_back(self, t: Text, value: str) -> None:
+        """Nobody reads what the dispatch left."""
+
     @property
     def helper(self) -> list[str]:
         """The functions that the dispatch's module has to hold. They swap numbers at once for all threads, and what is read and
@@ -55,7 +63,7 @@ class Slots:
             *_ADDRESS,
             "%c1 = arith.constant 1 : index",
             f"%count = arith.constant {self.count} : index",
-            *_own_processor(),
+            *own_processor(),
             "%first_slot = arith.remui %processor, %count : index",
             "%slot = scf.while (%try = %first_slot) : (index) -> index {",
             *_swap("%try", "%taken"),
@@ -111,7 +119,7 @@ class Slots:
         store(t, taken, x.type, x, ["0"], x.shape, access="readwrite")
 
 
-def _own_processor() -> list[str]:
+def own_processor() -> list[str]:
     """The number of the processor that runs this, which Linux leaves where `rdtscp` reads it, in its lower 12 bits. A worker that
     stays on one gets the slot again that it had in the dispatch before, where nothing else has it: what it wrote there is still in
     its caches, and in no other's."""

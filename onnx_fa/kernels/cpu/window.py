@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from onnx_fa.kernels.cpu.homes import ranges_of
 from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined, tile_height
 from onnx_fa.kernels.cpu.window_body import WindowBody, WindowTiles, operands_of, y_of
 from onnx_fa.kernels.cpu.window_pads import PaddedBody
@@ -115,20 +116,22 @@ def emit_window(spec: WindowSpec, target: Target) -> dict[str, str]:
         return emit_product(spec, product, target, symbol)
     if spec.parts is None:
         t.do(f"%rows = tensor.dim %x, {t.index(0)} : {operands[0].type}")
-    names = [x.name for x in operands]
+    windows: WinogradBody | WindowBody
     if tiles := winograd_tiles(spec, target):
-        winograd = WinogradBody(spec, tiles, symbol)
-        body, slots = winograd.executable(), winograd.slots.operand
-        free = t.let(f"flow.tensor.splat {t.constant('0', slots.element)} : {slots.type}")
-        _, made, *_ = call_dispatch(t, symbol, [*operands, slots], [*names, free], [y, *winograd.scratch], changed=1)
+        windows = winograd = WinogradBody(spec, tiles, symbol, ranges_of(target))
+        body, made = winograd.executable(), [y, *winograd.scratch]
     else:
-        body = (PaddedBody if spec.pads else WindowBody)(spec, tiles_for(spec, target)).executable(symbol)
-        (made,) = call_dispatch(t, symbol, operands, names, [y])
+        windows = (PaddedBody if spec.pads else WindowBody)(spec, tiles_for(spec, target), ranges_of(target))
+        body, made = windows.executable(symbol), [y]
+    changed = windows.changed
+    values = [*(x.name for x in operands), *(x.take(t) for x in changed)]
+    given = [*operands, *(x.operand for x in changed)]
+    result = call_dispatch(t, symbol, given, values, made, changed=len(changed))[len(changed)]
     arguments = ", ".join(f"{x.name}: {x.type}" for x in operands)
     function = [
         f"util.func private @{spec.name}({arguments}) -> {y.type} {{",
         *t.render(),
-        f"util.return {made} : {y.type}",
+        f"util.return {result} : {y.type}",
         "}",
     ]
     return {symbol: joined(body), spec.name: joined(function)}

@@ -7,11 +7,13 @@ Places lie along rows, as those of a linear site (linear_body.py); an element of
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onnx_fa.kernels.cpu.epilogues import EpilogueVectors, tensor_operands
-from onnx_fa.kernels.cpu.row_dispatch import load, make_executable, store
+from onnx_fa.kernels.cpu.homes import Homes
+from onnx_fa.kernels.cpu.row_dispatch import Changed, index_of, load, make_executable, store
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.spec.windows import WindowSpec
@@ -99,8 +101,11 @@ def _axes_of(spec: WindowSpec) -> list[tuple[int, int]]:
 class WindowBody:
     """Writes the dispatch of a convolution."""
 
-    def __init__(self, spec: WindowSpec, tiles: WindowTiles) -> None:
-        self.spec, self.tiles, self.t = spec, tiles, Lanes(tiles.lanes)
+    homes: Homes | None = None
+
+    def __init__(self, spec: WindowSpec, tiles: WindowTiles, ranges: int = 0) -> None:
+        """`ranges`: of the workgroups, one for each core, where that is known (homes.py)."""
+        self.spec, self.tiles, self.t, self.ranges = spec, tiles, Lanes(tiles.lanes), ranges
         self.operands, self.y, self.walk = operands_of(spec), y_of(spec), walk_of(spec)
         self.vectors = spec.panel // tiles.lanes
         self.then = EpilogueVectors(self.t, spec.then, spec.tensors, spec.columns)
@@ -114,12 +119,28 @@ class WindowBody:
 
     def executable(self, symbol: str) -> list[str]:
         """The executable, a function of that name."""
-        each = self.down * self.across * (self.spec.groups if self.spec.x_last else 1)
+        each = self.down * self.across * self._groups_together
         if self.spec.parts is not None:
             count = [f"%x = arith.constant {each * self.spec.parts} : index"]
         else:
             count = [f"%each = arith.constant {each} : index", "%x = arith.muli %rows, %each : index"]
-        return make_executable(symbol, self.operands, [self.y], count, self._body())
+        return self.write_executable(symbol, count)
+
+    def write_executable(self, symbol: str, count: Sequence[str]) -> list[str]:
+        """The same, with operations that make the number of workgroups."""
+        self.homes = Homes(symbol, self.ranges) if self.ranges else None
+        changed = [x.operand for x in self.changed]
+        return make_executable(symbol, self.operands, [self.y], count, self._body(), helper=self.homes, changed=changed)
+
+    @property
+    def changed(self) -> Sequence[Changed]:
+        """What the dispatch reads and writes besides."""
+        return [self.homes] if self.homes else []
+
+    @property
+    def _groups_together(self) -> int:
+        """Groups of an image whose channels come last lie side by side."""
+        return self.spec.groups if self.spec.x_last else 1
 
     def _body(self) -> list[str]:
         t, spec, tiles = self.t, self.spec, self.tiles
@@ -127,11 +148,14 @@ class WindowBody:
         y, self.y_type = load(t, self.y, "writeonly", ["0", "0", "0"], self.y.shape)
         # Workgroups that follow each other share an image, and panels of the weight.
         down, units, each = self._counts()
-        group = t.let("flow.dispatch.workgroup.id[0] : index")
+        group = self._workgroup(each)
         image, place = (t.arith(op, group, each) for op in ("divui", "remui"))
-        first_row = t.arith("muli", t.arith("remui", place, down), t.index(self.unit * tiles.down))
+        below, beside = (t.arith(op, place, down) for op in ("remui", "divui"))
+        if self.homes and self._has_large_images:
+            below, beside = (t.arith(op, place, t.index(self.across)) for op in ("divui", "remui"))
+        first_row = t.arith("muli", below, t.index(self.unit * tiles.down))
         last_row = t.arith("minsi", t.shifted(first_row, self.unit * tiles.down), units)
-        first_panel = t.arith("muli", t.arith("divui", place, down), t.index(tiles.across))
+        first_panel = t.arith("muli", beside, t.index(tiles.across))
         last_panel = t.arith("minsi", t.shifted(first_panel, tiles.across), t.index(spec.panels))
         group = t.arith("remui", image, t.index(spec.groups))
         if spec.x_last:
@@ -152,6 +176,21 @@ class WindowBody:
         (made,) = t.loop((first_panel, last_panel, t.index(1)), [(y, self.y_type)], over_panels)
         store(t, made, self.y_type, self.y, ["0", "0", "0"], self.y.shape)
         return t.render()
+
+    def _workgroup(self, each: str) -> str:
+        """The number of a workgroup, of which an image and a group have so many."""
+        t = self.t
+        if not self.homes:
+            return t.let("flow.dispatch.workgroup.id[0] : index")
+        images = index_of(t, self.operands[0].shape[0])
+        return self.homes.workgroup(t, t.arith("muli", t.arith("muli", each, t.index(self._groups_together)), images))
+
+    @property
+    def _has_large_images(self) -> bool:
+        """Whether what is read and written of an image is more than the weight: ranges of workgroups are then places of it, and
+        else columns."""
+        spec = self.spec
+        return math.prod(spec.sizes) * spec.channels + spec.rows * spec.N > spec.K * spec.N
 
     def _counts(self) -> tuple[str, str, str]:
         """Of an image: how many workgroups lie behind each other, the units of its tiles, and all workgroups."""

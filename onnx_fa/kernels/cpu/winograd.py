@@ -10,11 +10,13 @@ are not, all of them are computed by their definition.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from onnx_fa.kernels.cpu.addresses import Helpers
 from onnx_fa.kernels.cpu.epilogues import EpilogueVectors
-from onnx_fa.kernels.cpu.row_dispatch import load, make_executable, store
+from onnx_fa.kernels.cpu.homes import Homes
+from onnx_fa.kernels.cpu.row_dispatch import Changed, load, make_executable, store
 from onnx_fa.kernels.cpu.slots import Slots
 from onnx_fa.kernels.cpu.window_body import operands_of, y_of
 from onnx_fa.kernels.cpu.window_place import PlaceSums
@@ -45,7 +47,8 @@ class WinogradBody:
     """Writes the dispatch of a convolution of 3 x 3 taps without strides or dilations, of f32, whose channels come last in x and y
     and fill vectors."""
 
-    def __init__(self, spec: WindowSpec, tiles: WinogradTiles, symbol: str) -> None:
+    def __init__(self, spec: WindowSpec, tiles: WinogradTiles, symbol: str, ranges: int = 0) -> None:
+        """`ranges`: of the workgroups, one for each core, where that is known (homes.py)."""
         self.spec, self.tiles, self.t, self.symbol = spec, tiles, Lanes(tiles.lanes), symbol
         self.operands, self.y = operands_of(spec), y_of(spec)
         self.vectors = spec.panel // tiles.lanes
@@ -57,6 +60,7 @@ class WinogradBody:
         self.items = -(-self.count // tiles.block) * self.across * spec.groups
         """What workgroups do of an image: some panels of a block each."""
         self.slots = Slots(symbol, tiles.groups if spec.parts is None else min(tiles.groups, self.items * spec.parts))
+        self.homes = Homes(symbol, ranges) if ranges else None
 
     @property
     def scratch(self) -> list[Operand]:
@@ -79,9 +83,14 @@ class WinogradBody:
             outputs,
             count,
             self._body(),
-            changed=[self.slots.operand],
-            helper=self.slots,
+            changed=[x.operand for x in self.changed],
+            helper=Helpers([self.slots, *([self.homes] if self.homes else [])]),
         )
+
+    @property
+    def changed(self) -> Sequence[Changed]:
+        """What the dispatch reads and writes besides."""
+        return [self.slots, *([self.homes] if self.homes else [])]
 
     def _body(self) -> list[str]:
         t, spec = self.t, self.spec
@@ -101,11 +110,10 @@ class WinogradBody:
 
     def _own_items(self) -> tuple[str, str]:
         """The first item of a workgroup and that behind its last; all have as many, or one less."""
-        t, each, own = self.t, self.t.index(self.items), self.t.let("flow.dispatch.workgroup.id[0] : index")
+        t, each, count = self.t, self.t.index(self.items), self.t.index(self.slots.count)
+        own = self.homes.workgroup(t, count) if self.homes else t.let("flow.dispatch.workgroup.id[0] : index")
         items = t.arith("muli", "%rows" if self.spec.parts is None else t.index(self.spec.parts), each)
-        first, last = (
-            t.arith("divui", t.arith("muli", n, items), t.index(self.slots.count)) for n in (own, t.shifted(own, 1))
-        )
+        first, last = (t.arith("divui", t.arith("muli", n, items), count) for n in (own, t.shifted(own, 1)))
         return first, last
 
     def _item(self, item: str, memory: list[str]) -> list[str]:
