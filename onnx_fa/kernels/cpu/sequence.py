@@ -23,6 +23,10 @@ from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import Dim
 
 
+_NOMINAL = 1024
+"""Places that a sequence of free length is taken to have."""
+
+
 def lead_of(spec: SequenceSpec) -> Dim:
     """How many images there are, or a symbol for that."""
     return "images" if spec.images is None else spec.images
@@ -126,6 +130,12 @@ class SequenceBody(WindowBody):
         each = t.arith("muli", self._down(t), t.index(self.across * spec.groups))
         t.do(f"%x = arith.muli {each}, {index_of(t, lead_of(spec))} : index")
         return self.write_executable(symbol, t.render())
+
+    @property
+    def _has_large_images(self) -> bool:
+        spec = self.sequence
+        places = _NOMINAL if spec.length is None else spec.length
+        return places * (spec.channels + spec.N) > self.spec.K * spec.N
 
     def _down(self, t: Text) -> str:
         """Workgroups of an image, behind each other."""
