@@ -22,7 +22,6 @@ from onnx_fa.spec.sequences import SequenceSpec
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import Dim
 
-
 _NOMINAL = 1024
 """Places that a sequence of free length is taken to have."""
 
