@@ -40,7 +40,12 @@ from onnx_fa.iree.legalise.conv_transpose import write_shuffled
 from onnx_fa.iree.legalise.few_rows import join_few_rows
 from onnx_fa.iree.legalise.input_sizes import named_sizes
 from onnx_fa.iree.legalise.joined_products import join_products
-from onnx_fa.iree.legalise.known_operands import known_bounds, write_known_operands
+from onnx_fa.iree.legalise.known_operands import (
+    known_bounds,
+    known_parts,
+    write_known_operands,
+    write_known_parts,
+)
 from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE, linear_attention_spec_of
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites, spec_of
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_spec_of
@@ -116,6 +121,7 @@ def import_mlir(
     prepare_bodies(typed)
     write_checks(typed, doubtful_sizes(work), named_sizes(work, names_in(work)))
     write_known_operands(typed, known_bounds(work))
+    write_known_parts(typed, known_parts(work))
     infer_types(typed, sites, data_prop=data_prop)
     raised = raise_opset(typed)
     if raised is not typed:

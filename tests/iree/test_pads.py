@@ -100,6 +100,30 @@ def test_reflected_sounds(sides: tuple[int, int], tmp_path: Path) -> None:
     check_compiled(model, np.random.default_rng(0).standard_normal((2, 3, 31)).astype(np.float32), tmp_path)
 
 
+@pytest.mark.parametrize("mode", ["reflect", "edge"])
+@pytest.mark.parametrize("known", [[0, None, None, 0, 1, None], [0, 0, 2, 0, 0, None], [0, 0, None, 0, 0, None]])
+def test_numbers_of_the_run(known: list[int | None], mode: str, tmp_path: Path) -> None:
+    """Pads of which the run says some, behind numbers that are there."""
+    model = padded([0] * 6, mode, shape=("N", "C", "L"))
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    free = h.make_tensor_value_info("free", onnx.TensorProto.INT64, [1])
+    model.graph.input.append(free)
+    parts = []
+    for i, n in enumerate(known):
+        parts.append("free" if n is None else f"part{i}")
+        if n is not None:
+            model.graph.initializer.append(nh.from_array(np.array([n]), parts[-1]))
+    model.graph.node.insert(0, h.make_node("Concat", parts, ["numbers"], "numbers", axis=0))
+    model.graph.node[1].input[1] = "numbers"
+    done, module = import_model(model), tmp_path / "m.vmfb"
+    iree_compile(done.text, module, parse_target("cpu-host"), flags=done.flags, timeout_s=60)
+    call = load_module(module)
+    x = np.random.default_rng(0).standard_normal((2, 5, 11)).astype(np.float32)
+    for more in (0, 1, 4):
+        given_ = {"x": x, "free": np.array([more])}
+        np.testing.assert_array_equal(call(x, given_["free"])[0], run(model, given_)[0])
+
+
 def check_compiled(model: onnx.ModelProto, x: np.ndarray, folder: Path) -> None:
     done, module = import_model(model), folder / "m.vmfb"
     iree_compile(done.text, module, parse_target("cpu-host"), flags=done.flags, timeout_s=60)

@@ -167,6 +167,29 @@ def test_a_codec_turns_its_ends_alone(tmp_path: Path) -> None:
         assert_same(run(codec(), feeds), call(feeds["x"]), 1e-5)
 
 
+def encoder(mode: str) -> onnx.ModelProto:
+    """EnCodec's encoder: strides, behind pads that fill up the last window, so many as the length asks for."""
+    n, x = sound_net(16), "x"
+    for stride in (2, 3):
+        length = n.add("Gather", n.add("Shape", x), n.const(np.array(2)), axis=0)
+        wide = n.const(np.array(stride, np.int64))
+        more = n.add("Mod", n.add("Sub", wide, n.add("Mod", length, wide)), wide)
+        pads = n.add("Concat", n.ints(0, 0), n.ints(stride), n.ints(0, 0), n.add("Unsqueeze", more, n.ints(0)), axis=0)
+        rows = n.add("Transpose", n.add("Reshape", pads, n.ints(2, -1)), perm=[0, 1])
+        x = n.add("Pad", n.add("Elu", x), n.add("Reshape", rows, n.ints(-1)), mode=mode)
+        x = n.add("Conv", x, n.weight(16, 16, 2 * stride), n.weight(16), strides=[stride])
+    return n.model(x)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "constant", "edge"])
+def test_an_encoder_pads_by_numbers_of_the_run(mode: str, tmp_path: Path) -> None:
+    onnx_fa.compile(encoder(mode), tmp_path / "m.vmfb")
+    call = load_module(tmp_path / "m.vmfb")
+    for length in (10, 11, 12, 23):
+        feeds = sound(encoder(mode), length)
+        assert_same(run(encoder(mode), feeds), call(feeds["x"]), 1e-5)
+
+
 def test_features_end_as_tokens() -> None:
     made = turned(features())
     left = ops(made)

@@ -130,6 +130,11 @@ def _pad(draw: st.DrawFn, n: Net, x: Known, _: list[Known]) -> list[Known]:
     mode = draw(st.sampled_from(["constant", "reflect", "edge"]))
     if min(sizes) <= max(low, high):
         return []
+    if min(sizes) > 1 and draw(st.booleans()):
+        # As much behind it as the run says.
+        odd = n.add("Mod", n.add("Gather", n.add("Shape", name), n.ints(2), axis=0), n.ints(2))
+        y = n.add("Pad", name, n.add("Concat", n.ints(0, 0, low, 0, 0), odd, axis=0), mode=mode)
+        return [(y, c, tuple(size + low + size % 2 for size in sizes))]
     more = draw(st.sampled_from([0, 0, 0, 1])) if mode == "constant" else 0
     y = n.add("Pad", name, n.ints(0, more, low, 0, 0, high), mode=mode)
     return [(y, c + more, tuple(size + low + high for size in sizes))]

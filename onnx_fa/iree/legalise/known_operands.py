@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
@@ -38,6 +38,50 @@ def known_bounds(model: ir.Model) -> dict[str, list[int] | list[bool]]:
             if value.name and numbers and len(numbers) == len(dims or ()) and _is_vector(view, value):
                 found[value.name] = numbers
     return found
+
+
+def known_parts(model: ir.Model) -> dict[str, list[int | None]]:
+    """The pads of the main graph of which some numbers are the same in every run: None stands for the others."""
+    view, found = GraphView(model), dict[str, list[int | None]]()
+    for node in model.graph:
+        pads = node.inputs[1] if op_of(node) == "Pad" and len(node.inputs) > 1 else None
+        if pads is None or not pads.name or pads.producer() is None or not _is_vector(view, pads):
+            continue
+        numbers = [d if isinstance(d, int) else None for d in view.dims(pads) or ()]
+        if 0 < numbers.count(None) < len(numbers):
+            found[pads.name] = numbers
+    return found
+
+
+def write_known_parts(model: onnx.ModelProto, parts: Mapping[str, Sequence[int | None]]) -> None:
+    """Gives Pads those numbers as constants, between single ones of the run, in place. Rules see by that which axes are padded."""
+    nodes, written = list[onnx.NodeProto](), dict[str, str]()
+    for node in model.graph.node:
+        name = node.input[1] if op_of(node) == "Pad" and len(node.input) > 1 else ""
+        if name in parts:
+            if name not in written:
+                written[name] = f"{name}/parts"
+                nodes += _apart(model.graph, name, parts[name], written[name])
+            node.input[1] = written[name]
+        nodes.append(node)
+    if written:
+        nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        del model.graph.node[:]
+        model.graph.node.extend(nodes)
+
+
+def _apart(graph: onnx.GraphProto, name: str, numbers: Sequence[int | None], out: str) -> list[onnx.NodeProto]:
+    """Nodes that put constants and single numbers of a vector behind each other."""
+    made, given = list[onnx.NodeProto](), list[str]()
+    for i, number in enumerate(numbers):
+        given.append(f"{out}/{i}")
+        if number is not None:
+            graph.initializer.append(numpy_helper.from_array(np.array([number]), given[-1]))
+            continue
+        place = f"{given[-1]}/place"
+        graph.initializer.append(numpy_helper.from_array(np.array([i]), place))
+        made.append(helper.make_node("Gather", [name, place], [given[-1]], given[-1], axis=0))
+    return [*made, helper.make_node("Concat", given, [out], out, axis=0)]
 
 
 def _is_vector(view: GraphView, value: ir.Value) -> bool:

@@ -1,7 +1,7 @@
 """Pads that IREE does not compute (docs/developer/iree-bugs.md). Negative ones come out wrong without a word: what they take away
 is cut off before, as onnxruntime does it. Mode "wrap" never ends: it becomes a Gather. Mode "reflect" is refused where an axis of
-known size gets two rows or more, and along two axes where any is free, and takes a free axis that gets more than one for one of a
-few rows: an axis after another gets copies of its rows."""
+known size gets two rows or more, and along two axes where any is free, by numbers that only a run knows, and takes a free axis that
+gets more than one for one of a few rows: an axis after another gets copies of its rows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 
 from onnx_fa.errors import ModelError
+from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
 Pads = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -27,7 +28,7 @@ def pad(g: GraphWriter, node: onnx.NodeProto) -> bool:
             f'node {node.name!r}: Pad of mode "wrap" with pads that only a run knows: iree-compile does not end'
         )
     if pads is None:
-        return False
+        return _gather_of_run(g, node)
     named = [int(a) for a in _array(g, node, 3, np.arange(len(pads) // 2))]
     if wraps:
         _wrap(g, node, pads, named)
@@ -85,6 +86,53 @@ def _reflect_axis(
 
     before, behind = copied(np.arange(low, 0, -1), from_end=False), copied(2 + np.arange(high), from_end=True)
     return g.add("Concat", [*before, x, *behind], hint, out=out, axis=axis)
+
+
+def parts_of(g: GraphWriter, node: onnx.NodeProto) -> list[int | str] | None:
+    """A Pad's numbers, those before every axis and then those behind: known ones, and the names of those of the run, of one element
+    each. None where it is not known which are which, or which axes they are of."""
+    if len(node.input) < 2 or any(node.input[3:]):
+        return None
+    pads, maker = g.array(node.input[1]), g.maker(node.input[1])
+    if pads is not None:
+        return [int(n) for n in pads]
+    if maker is None or op_of(maker) != "Concat":
+        return None
+    arrays = [g.array(name) for name in maker.input]
+    if any(a is None and g.shape(name) != [1] for a, name in zip(arrays, maker.input, strict=True)):
+        return None
+    found = list[int | str]()
+    for a, name in zip(arrays, maker.input, strict=True):
+        found += [name] if a is None else [int(n) for n in a]
+    return found
+
+
+def _gather_of_run(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """Modes "reflect" and "edge" by numbers of which only a run knows some: an axis after another by a Gather of all its rows."""
+    mode = attr_of(node, "mode", b"constant")
+    parts = parts_of(g, node) if mode in (b"reflect", b"edge") else None
+    if parts is None or any(isinstance(n, int) and n < 0 for n in parts):
+        return False
+    half, hint, x = len(parts) // 2, node.name or "Pad", node.input[0]
+    both = [(axis, *n) for axis, n in enumerate(zip(parts[:half], parts[half:], strict=True)) if n != (0, 0)]
+
+    def number(n: int | str) -> str:
+        return g.const(np.array(n), hint) if isinstance(n, int) else g.reshape(n, [], hint)
+
+    for axis, low, high in both:
+        length = g.size(x, axis, hint)
+        last = g.add("Sub", [length, number(1)], hint)
+        end = g.add("Add", [length, number(high)], hint)
+        rows = g.add("Range", [g.add("Neg", [number(low)], hint), end, number(1)], hint)
+        if mode == b"reflect":  # as far behind the last row as before it, and so in front of the first
+            behind = g.add("Abs", [g.add("Sub", [last, g.add("Abs", [rows], hint)], hint)], hint)
+            rows = g.add("Sub", [last, behind], hint)
+        # Nothing beside x is read where there are too few rows, which onnxruntime refuses.
+        rows = g.add("Max", [g.add("Min", [rows, last], hint), number(0)], hint)
+        x = g.add("Gather", [x, rows], hint, axis=axis, out=node.output[0] if axis == both[-1][0] else None)
+    if not both:
+        g.add("Identity", [x], hint, out=node.output[0])
+    return True
 
 
 def _wrap(g: GraphWriter, node: onnx.NodeProto, pads: Pads, named: list[int]) -> None:

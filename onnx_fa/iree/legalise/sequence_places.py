@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
 import onnx
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.image_rows import Places, RowsForm, RowsWriter
+from onnx_fa.iree.legalise.pads import parts_of
 from onnx_fa.iree.legalise.row_forms import slice_, write_same
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
@@ -74,7 +74,7 @@ def _write_cut(w: RowsWriter[Any], node: onnx.NodeProto) -> None:
 
 
 def pad_places(g: GraphWriter, sounds: Mapping[str, Places], node: onnx.NodeProto) -> RowsForm | None:
-    """A Pad of the length alone, by numbers that are known."""
+    """A Pad of the length alone."""
     x, y = node.input[0], node.output[0]
     pads = place_pads(g, node) if x in sounds and y in sounds else None
     if pads is None:
@@ -82,17 +82,24 @@ def pad_places(g: GraphWriter, sounds: Mapping[str, Places], node: onnx.NodeProt
     return RowsForm((x,), (y,), partial(_write_pad, pads) if any(pads) else write_same)
 
 
-def place_pads(g: GraphWriter, node: onnx.NodeProto) -> tuple[int, int] | None:
-    """How many places a Pad puts in front of a sequence and behind it; None where it does something else, or only a run knows."""
-    known = len(node.input) > 1 and not any(node.input[3:]) and attr_of(node, "mode", b"constant") in _MODES
-    pads = g.array(node.input[1]) if known else None
-    if pads is None or pads.shape != (6,) or np.any(pads < 0) or np.any(pads[[0, 1, 3, 4]]):
+def place_pads(g: GraphWriter, node: onnx.NodeProto) -> tuple[int | str, int | str] | None:
+    """How many places a Pad puts in front of a sequence and behind it, numbers or the names of those of the run; None where it does
+    something else."""
+    pads = parts_of(g, node) if attr_of(node, "mode", b"constant") in _MODES else None
+    if pads is None or len(pads) != 6 or any(isinstance(n, int) and n < 0 for n in pads):
         return None
-    return int(pads[2]), int(pads[5])
+    low, high = pads[2::3]
+    return (low, high) if pads[:2] == pads[3:5] == [0, 0] else None
 
 
-def _write_pad(pads: tuple[int, int], w: RowsWriter[Any], node: onnx.NodeProto) -> None:
-    g, hint, (low, high) = w.g, node.name or node.op_type, pads
-    inputs = [w.read(node.input[0], hint), g.ints([0, low, 0, 0, high, 0], hint), *node.input[2:3]]
+def _write_pad(pads: tuple[int | str, int | str], w: RowsWriter[Any], node: onnx.NodeProto) -> None:
+    g, hint, known = w.g, node.name or node.op_type, [n for n in pads if isinstance(n, int)]
+    if len(known) == len(pads):
+        numbers = g.ints([0, known[0], 0, 0, known[1], 0], hint)
+    else:
+        low, high = (g.ints([n], hint) if isinstance(n, int) else n for n in pads)
+        none = g.ints([0], hint)
+        numbers = g.add("Concat", [none, low, none, none, high, none], hint, axis=0)
+    inputs = [w.read(node.input[0], hint), numbers, *node.input[2:3]]
     mode = attr_of(node, "mode", b"constant")
     w.give(node.output[0], w.step("Pad", inputs, w.images[node.output[0]].rows, hint, mode=mode))

@@ -143,7 +143,8 @@ def _length(g: GraphWriter, found: Sounds, node: onnx.NodeProto, made: Sounds) -
         return _longer(length, sum(spec.pads) - spec.span + 1) if spec is not None and spec.stride == 1 else ""
     if op_of(node) == "Pad":
         pads = place_pads(g, node)
-        return _longer(length, sum(pads)) if pads is not None else ""
+        known = [n for n in pads or () if isinstance(n, int)]
+        return _longer(length, sum(known)) if len(known) == 2 else ""
     if op_of(node) == "Slice" and is_whole(g, node):
         return length
     find = _AS_LONG.get(op_of(node))
