@@ -2,8 +2,12 @@
 
 The runtime gives the next workgroup to whoever asks first, so that a worker reads what another has just written: on two cores of a
 virtual machine a network's depthwise convolutions took longer than on one of them. Here the workgroups are divided into as many
-ranges as there are cores, and those of each range lie together in the tensors. Whoever runs a workgroup takes the next of the range
-of its own processor, in every dispatch, and of the others' once that is used up, so that nobody waits.
+ranges as there are cores, or up to twice as many, and those of each range lie together in the tensors. Whoever runs a workgroup
+takes the next of the range of its own processor, in every dispatch, and of others' once that is used up, so that nobody waits.
+
+There may be fewer workers than cores. Ranges lie in the order of the processors' numbers read from their last bit on, and whose own
+is used up looks into those whose places differ in the last bits first: the ranges of 16 that four workers then have are four times
+four that lie side by side, the same in every dispatch.
 
 Each takes one, and every one is taken once: what is left of a range is a number that counts up, at once for all threads.
 """
@@ -22,21 +26,26 @@ _CELL = "tensor<1xi64>"
 _APART = 16
 """Numbers of 32 bits between two counts, which lie in different lines of the caches."""
 _MOST = 64
-"""Ranges: with more cores each has few workgroups, and looks for the last of them in many."""
+"""Ranges: of more each has few workgroups, and their workers look for the last of them in many."""
 
 
 def ranges_of(target: Target) -> int:
-    """The ranges of a dispatch's workgroups, 0 where each worker takes what comes: where the cores are not known, or one."""
+    """The ranges of a dispatch's workgroups, a power of two, 0 where each worker takes what comes: where the cores are not known,
+    or one."""
     cores = target.cores or 0
-    return cores if 1 < cores <= _MOST and target.has_avx2 else 0
+    return 1 << (cores - 1).bit_length() if 1 < cores <= _MOST and target.has_avx2 else 0
 
 
 @dataclass(frozen=True)
 class Homes:
-    """So many ranges of the workgroups of the dispatch `symbol`."""
+    """So many ranges, a power of two, of the workgroups of the dispatch `symbol`. Raises ValueError for another number."""
 
     symbol: str
     count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 2 or self.count & (self.count - 1):
+            raise ValueError(f"{self.count} ranges of workgroups")
 
     @property
     def operand(self) -> Operand:
@@ -69,9 +78,15 @@ class Homes:
             "%given = memref.load %cell[] : memref<i64>",
             "%groups = arith.index_cast %given : i64 to index",
             *own_processor(),
-            "%own = arith.remui %processor, %count : index",
-            "%range, %taken = scf.while (%try = %own) : (index) -> (index, index) {",
+            '%reversed = "llvm.intr.bitreverse"(%of_node) : (i32) -> i32',
+            f"%above = arith.constant {33 - self.count.bit_length()} : i32",
+            "%home_number = arith.shrui %reversed, %above : i32",
+            "%home = arith.index_cast %home_number : i32 to index",
+            "%c0 = arith.constant 0 : index",
+            "%tries, %taken = scf.while (%away = %c0) : (index) -> (index, index) {",
+            "%try = arith.xori %home, %away : index",
             "%next = arith.addi %try, %c1 : index",
+            "%further = arith.addi %away, %c1 : index",
             "%before = arith.muli %try, %groups : index",
             "%begin = arith.divui %before, %count : index",
             "%behind = arith.muli %next, %groups : index",
@@ -84,11 +99,10 @@ class Homes:
             "%index = arith.index_cast %old : i32 to index",
             "%place = arith.addi %begin, %index : index",
             "%is_over = arith.cmpi sge, %place, %end : index",
-            "scf.condition(%is_over) %next, %place : index, index",
+            "scf.condition(%is_over) %further, %place : index, index",
             "} do {",
             "^bb0(%after: index, %unused: index):",
-            "%again = arith.remui %after, %count : index",
-            "scf.yield %again : index",
+            "scf.yield %after : index",
             "}",
             "%found = arith.index_cast %taken : index to i64",
             "memref.store %found, %cell[] : memref<i64>",

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.amx import PAIRS
-from onnx_fa.kernels.cpu.homes import ranges_of
 from onnx_fa.kernels.cpu.linear_ahead import AheadBody
 from onnx_fa.kernels.cpu.linear_body import FEW, LinearBody, LinearTiles, operands_of, outputs_of, steps_of
 from onnx_fa.kernels.cpu.linear_measured import FASTER, find_tiles, is_compilers, pick_fastest, tiles_of
@@ -17,8 +16,8 @@ from onnx_fa.kernels.cpu.linear_split import SplitBody
 from onnx_fa.kernels.cpu.linear_staged import StagedBody
 from onnx_fa.kernels.cpu.linear_tiles import ByteTiles, PairTiles
 from onnx_fa.kernels.cpu.linear_words import WidenedBytes, WidenedPairs
-from onnx_fa.kernels.cpu.row_dispatch import Changed, RowEntry, joined, tile_height
-from onnx_fa.kernels.cpu.worker_memory import TEXT_NAME, WorkerMemory
+from onnx_fa.kernels.cpu.row_dispatch import RowEntry, joined, tile_height
+from onnx_fa.kernels.cpu.worker_memory import TEXT_NAME, Kept, WorkerMemory
 from onnx_fa.kernels.cpu.workgroups import WORKERS
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.tiles.origin import UNKNOWN, Origin, built_in, measured
@@ -193,15 +192,18 @@ def emit_with(spec: LinearSpec, target: Target, tiles: LinearTiles) -> dict[str,
 
 @dataclass(frozen=True)
 class Dispatch:
-    """The executable `symbol` of a site's kernel, and what it is called with; what it reads and writes besides, `kept`, is behind
-    the operands. `memory` is of that, if it needs some."""
+    """The executable `symbol` of a site's kernel, and what it is called with; its `memory` behind the operands, if it has some."""
 
     symbol: str
     executable: str
     operands: Sequence[Operand]
     outputs: Sequence[Operand]
-    kept: Sequence[Changed]
     memory: WorkerMemory | None
+
+    @property
+    def kept(self) -> Sequence[Kept]:
+        """What it changes, behind the operands."""
+        return self.memory.all if self.memory else ()
 
     @property
     def texts(self) -> dict[str, str]:
@@ -215,9 +217,9 @@ def emit_dispatch(spec: LinearSpec, target: Target, symbol: str) -> Dispatch:
 
 
 def _dispatch_of(spec: LinearSpec, target: Target, tiles: LinearTiles, symbol: str) -> Dispatch:
-    body = _body_of(spec, target)(spec, tiles, _workers(target), ranges_of(target))
+    body = _body_of(spec, target)(spec, tiles, _workers(target))
     executable = joined(body.executable(symbol))
-    return Dispatch(symbol, executable, operands_of(spec), outputs_of(spec), body.changed, body.memory)
+    return Dispatch(symbol, executable, operands_of(spec), outputs_of(spec), body.memory)
 
 
 def _workers(target: Target) -> tuple[int, ...]:

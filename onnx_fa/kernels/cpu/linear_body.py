@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 
-from onnx_fa.kernels.cpu.addresses import Helper, Helpers
+from onnx_fa.kernels.cpu.addresses import Helper
 from onnx_fa.kernels.cpu.epilogues import EpilogueVectors, tensor_operands
-from onnx_fa.kernels.cpu.homes import Homes
-from onnx_fa.kernels.cpu.row_dispatch import Changed, load, make_executable, store
+from onnx_fa.kernels.cpu.row_dispatch import load, make_executable, store
 from onnx_fa.kernels.cpu.worker_memory import WorkerMemory
 from onnx_fa.kernels.cpu.workgroups import Product, panels_by_blocks, panels_together
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
@@ -76,14 +75,10 @@ class LinearBody:
     addresses: Helper | None = None
     memory: WorkerMemory | None = None
     """In which it works, where a worker's stack is too small."""
-    homes: Homes | None = None
     sum_element = "f32"
 
-    def __init__(self, spec: LinearSpec, tiles: LinearTiles, workers: Sequence[int], ranges: int = 0) -> None:
-        """`workers`: the numbers of them that share the workgroups; `ranges`: of these, one for each core, where that is known
-        (homes.py)."""
-        # Of a weight that is larger than what is read and written besides, each worker rather has some columns.
-        self.ranges = ranges if spec.rows_of_one * (spec.K + spec.N) > spec.K * spec.N else 0
+    def __init__(self, spec: LinearSpec, tiles: LinearTiles, workers: Sequence[int]) -> None:
+        """`workers`: the numbers of them that share the workgroups."""
         self.spec, self.tiles, self.t = spec, tiles, Lanes(tiles.lanes)
         self.operands, self.outputs = operands_of(spec), outputs_of(spec)
         self.y_type, self.first_column = "", 0  # of the result whose columns are being computed
@@ -98,7 +93,6 @@ class LinearBody:
     def write_executable(self, symbol: str) -> list[str]:
         """The same, with what `addresses` and `memory` are."""
         spec, tiles = self.spec, self.tiles
-        self.homes = Homes(symbol, self.ranges) if self.ranges else None
         rows = "%rows" if spec.rows is None else "%known"
         lines, together = self._panels_together("%down")
         count = [
@@ -110,14 +104,9 @@ class LinearBody:
             f"%across = arith.ceildivui %panels, {together} : index",
             "%x = arith.muli %down, %across : index",
         ]
-        helper = Helpers([x for x in (self.addresses, self.homes) if x is not None])
-        changed, body = [x.operand for x in self.changed], self._body()
-        return make_executable(symbol, self.operands, self.outputs, count, body, helper=helper, changed=changed)
-
-    @property
-    def changed(self) -> Sequence[Changed]:
-        """What the dispatch reads and writes besides."""
-        return [*(self.memory.all if self.memory else ()), *([self.homes] if self.homes else ())]
+        changed = [x.operand for x in self.memory.all] if self.memory else []
+        body = self._body()
+        return make_executable(symbol, self.operands, self.outputs, count, body, helper=self.addresses, changed=changed)
 
     def _panels_together(self, blocks: str) -> tuple[list[str], str]:
         """Lines that make the number of panels of a workgroup, which depends on how many blocks of rows there are, and its name."""
@@ -144,14 +133,15 @@ class LinearBody:
         results = [load(t, y, "writeonly", ["0", "0"], y.shape) for y in self.outputs]
         self.rows = "%rows" if spec.rows is None else t.index(spec.rows)
         self._begin()
+        # Workgroups that follow each other share panels.
+        group = t.let("flow.dispatch.workgroup.id[0] : index")
         downs = t.arith("ceildivui", self.rows, t.index(tiles.rows * tiles.down))
+        first_row = t.arith("muli", t.arith("remui", group, downs), t.index(tiles.rows * tiles.down))
+        last_row = t.arith("minsi", t.shifted(first_row, tiles.rows * tiles.down), self.rows)
         lines, together = self._panels_together(downs)
         for line in lines:
             t.do(line)
-        below, beside = self._workgroup(downs, together)
-        first_row = t.arith("muli", below, t.index(tiles.rows * tiles.down))
-        last_row = t.arith("minsi", t.shifted(first_row, tiles.rows * tiles.down), self.rows)
-        first_panel = t.arith("muli", beside, together)
+        first_panel = t.arith("muli", t.arith("divui", group, downs), together)
         last_panel = t.arith("minsi", t.arith("addi", first_panel, together), t.index(spec.panels))
         made = self._results(
             [y for y, _ in results], [type_ for _, type_ in results], (first_row, last_row), (first_panel, last_panel)
@@ -160,16 +150,6 @@ class LinearBody:
             store(t, value, type_, output, ["0", "0"], output.shape)
         self._end()
         return t.render()
-
-    def _workgroup(self, downs: str, together: str) -> tuple[str, str]:
-        """Which of so many blocks of rows a workgroup has, and which of the parts of so many panels `together`."""
-        t, spec = self.t, self.spec
-        if not self.homes:  # those that follow each other share panels
-            group = t.let("flow.dispatch.workgroup.id[0] : index")
-            return t.arith("remui", group, downs), t.arith("divui", group, downs)
-        across = t.arith("ceildivui", t.index(spec.panels), together)
-        group = self.homes.workgroup(t, t.arith("muli", downs, across))
-        return t.arith("divui", group, across), t.arith("remui", group, across)
 
     def _results(
         self, results: Sequence[str], types: Sequence[str], rows: tuple[str, str], panels: tuple[str, str]

@@ -43,8 +43,8 @@ _DOWN, _ACROSS = PAIR // ROWS, 2
 class SplitBody(AheadBody):
     """Products by tiles where the processor grants them, of as many rows as make it worth while."""
 
-    def __init__(self, spec: LinearSpec, tiles: LinearTiles, workers: Sequence[int], ranges: int = 0) -> None:
-        super().__init__(spec, tiles, workers, ranges)
+    def __init__(self, spec: LinearSpec, tiles: LinearTiles, workers: Sequence[int]) -> None:
+        super().__init__(spec, tiles, workers)
         self.high = tiles.rows * tiles.down
         steps = -(-spec.K // STEP)
         self.blocks = -(-steps // _DEEP)

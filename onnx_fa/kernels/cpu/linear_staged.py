@@ -33,8 +33,8 @@ class StagedBody(LinearBody):
     widens_in_registers = True
     """Whether `_weights` can read the weight itself, for a few rows."""
 
-    def __init__(self, spec: LinearSpec, tiles: LinearTiles, workers: Sequence[int], ranges: int = 0) -> None:
-        super().__init__(spec, tiles, workers, ranges)
+    def __init__(self, spec: LinearSpec, tiles: LinearTiles, workers: Sequence[int]) -> None:
+        super().__init__(spec, tiles, workers)
         self.stages_x = self.operands[0].element != "f32"
         self.staged = False
         self.steps = spec.K

@@ -23,8 +23,8 @@ class StagedWords(StagedBody):
     """Products of words that become factors in a block of memory, or in registers for a few rows. The first factors of a block's
     words lie before their second ones, those of x as those of the weight, so that nothing is interleaved."""
 
-    def __init__(self, spec: LinearSpec, tiles: LinearTiles, workers: Sequence[int], ranges: int = 0) -> None:
-        super().__init__(spec, tiles, workers, ranges)
+    def __init__(self, spec: LinearSpec, tiles: LinearTiles, workers: Sequence[int]) -> None:
+        super().__init__(spec, tiles, workers)
         self.stages_x, self.steps = True, 2 * steps_of(spec)
 
     @abstractmethod
