@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnx_fa.kernels.cpu.row_dispatch import load, store
+from onnx_fa.kernels.cpu.row_dispatch import Zeros, load, store
 from onnx_fa.kernels.cpu.slots import own_processor
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import Text
@@ -37,7 +37,7 @@ def ranges_of(target: Target) -> int:
 
 
 @dataclass(frozen=True)
-class Homes:
+class Homes(Zeros):
     """So many ranges, a power of two, of the workgroups of the dispatch `symbol`. Raises ValueError for another number."""
 
     symbol: str
@@ -51,14 +51,6 @@ class Homes:
     def operand(self) -> Operand:
         """How many of each range have been taken."""
         return Operand("%homes", (self.count * _APART,), "i32")
-
-    def take(self, t: Text) -> str:
-        """Its value, in the function that calls the dispatch: none have been taken."""
-        x = self.operand
-        return t.let(f"flow.tensor.splat {t.constant('0', x.element)} : {x.type}")
-
-    def give_back(self, t: Text, value: str) -> None:
-        """Nobody reads what the dispatch left."""
 
     @property
     def helper(self) -> list[str]:

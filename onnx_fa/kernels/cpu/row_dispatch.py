@@ -25,6 +25,18 @@ class Changed(Protocol):
         """Says what the dispatch left."""
 
 
+class Zeros(Changed):
+    """What is zeros when a dispatch begins, and of which nobody reads what it left."""
+
+    def take(self, t: Text) -> str:
+        """Its value, in the function that calls the dispatch."""
+        x = self.operand
+        return t.let(f"flow.tensor.splat {t.constant('0', x.element)} : {x.type}")
+
+    def give_back(self, t: Text, value: str) -> None:
+        """Leaves the value to nobody."""
+
+
 def make_executable(
     symbol: str,
     operands: Sequence[Operand],
@@ -85,6 +97,22 @@ def call_dispatch(
     return t.several(
         f"flow.dispatch @{symbol}::@{symbol}{workload}({given}) : ({', '.join(passed)}) -> {results}", len(made)
     )
+
+
+def call_changing(
+    t: Text,
+    symbol: str,
+    operands: Sequence[Operand],
+    values: Sequence[str],
+    outputs: Sequence[Operand],
+    changed: Sequence[Changed],
+) -> list[str]:
+    """The results of a dispatch by the values of its operands, which reads and writes what is `changed` besides."""
+    given = [*operands, *(x.operand for x in changed)], [*values, *(x.take(t) for x in changed)]
+    results = call_dispatch(t, symbol, *given, outputs, changed=len(changed))
+    for x, left in zip(changed, results, strict=False):
+        x.give_back(t, left)
+    return results[len(changed) :]
 
 
 def _symbols(operands: Iterable[Operand]) -> list[str]:

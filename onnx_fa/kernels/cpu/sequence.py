@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from onnx_fa.kernels.cpu.epilogues import tensor_operands
 from onnx_fa.kernels.cpu.homes import ranges_of
-from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, index_of, joined, size_of
+from onnx_fa.kernels.cpu.row_dispatch import call_changing, index_of, joined, size_of
 from onnx_fa.kernels.cpu.window import tiles_along
 from onnx_fa.kernels.cpu.window_body import WindowBody
 from onnx_fa.kernels.mlir.operand import Operand
@@ -98,10 +98,9 @@ def emit_sequence(spec: SequenceSpec, target: Target) -> dict[str, str]:
         t.do(f"%numbers = arith.muli {length}, {t.index(spec.groups * spec.channels)} : index")
     rows = t.let(f"tensor.collapse_shape %x [[0], [1, 2]] : {x.type} into {flat.type}")
     body = SequenceBody(spec, target)
-    executable, changed = body.executable(symbol), body.changed
-    values = [rows, *(v.name for v in operands[1:]), *(v.take(t) for v in changed)]
-    given = [flat, *operands[1:], *(v.operand for v in changed)]
-    *_, result = call_dispatch(t, symbol, given, values, [made], changed=len(changed))
+    executable = body.executable(symbol)
+    values = [rows, *(v.name for v in operands[1:])]
+    (result,) = call_changing(t, symbol, [flat, *operands[1:]], values, [made], body.changed)
     if spec.phases > 1:
         apart = Operand("%apart", (*made.shape[:2], spec.phases, spec.columns // spec.phases), "f32")
         sizes = ", ".join(map(size_of, apart.shape))

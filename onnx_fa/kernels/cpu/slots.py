@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnx_fa.kernels.cpu.row_dispatch import load, store
+from onnx_fa.kernels.cpu.row_dispatch import Zeros, load, store
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import Text
 
@@ -35,7 +35,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Slots:
+class Slots(Zeros):
     """So many slots of the dispatch `symbol`, which has as many workgroups at most."""
 
     symbol: str
@@ -45,14 +45,6 @@ class Slots:
     def operand(self) -> Operand:
         """A number for each slot that all workgroups change, 1 where one of them has it. All are 0 before a call and behind it."""
         return Operand("%taken", (self.count,), "i32")
-
-    def take(self, t: Text) -> str:
-        """The operand's value, in the function that calls the dispatch: nobody has a slot."""
-        x = self.operand
-        return t.let(f"flow.tensor.splat {t.constant('0', x.element)} : {x.type}")
-
-    def give_back(self, t: Text, value: str) -> None:
-        """Nobody reads what the dispatch left."""
 
     @property
     def helper(self) -> list[str]:

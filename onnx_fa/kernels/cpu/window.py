@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from onnx_fa.kernels.cpu.homes import ranges_of
-from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined, tile_height
+from onnx_fa.kernels.cpu.row_dispatch import call_changing, joined, tile_height
 from onnx_fa.kernels.cpu.window_body import WindowBody, WindowTiles, operands_of, y_of
 from onnx_fa.kernels.cpu.window_pads import PaddedBody
 from onnx_fa.kernels.cpu.window_product import emit_product, product_of
@@ -123,10 +123,7 @@ def emit_window(spec: WindowSpec, target: Target) -> dict[str, str]:
     else:
         windows = (PaddedBody if spec.pads else WindowBody)(spec, tiles_for(spec, target), ranges_of(target))
         body, made = windows.executable(symbol), [y]
-    changed = windows.changed
-    values = [*(x.name for x in operands), *(x.take(t) for x in changed)]
-    given = [*operands, *(x.operand for x in changed)]
-    result = call_dispatch(t, symbol, given, values, made, changed=len(changed))[len(changed)]
+    result, *_ = call_changing(t, symbol, operands, [x.name for x in operands], made, windows.changed)
     arguments = ", ".join(f"{x.name}: {x.type}" for x in operands)
     function = [
         f"util.func private @{spec.name}({arguments}) -> {y.type} {{",

@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 from onnx_fa.kernels.cpu.linear import body_name, emit_dispatch
-from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined
+from onnx_fa.kernels.cpu.row_dispatch import call_changing, joined
 from onnx_fa.kernels.cpu.window_body import operands_of, y_of
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.text import Text
@@ -36,14 +36,10 @@ def emit_product(spec: WindowSpec, product: LinearSpec, target: Target, symbol: 
         dims = {ROWS: "%parts"}
     own, y = operands_of(spec), y_of(spec)
     values = [_reshaped(t, a, b, dims) for a, b in zip(own, made.operands, strict=True)]
-    kept = made.kept
-    called = [*made.operands, *(x.operand for x in kept)], [*values, *(x.take(t) for x in kept)], made.outputs
-    results = call_dispatch(t, symbol, *called, changed=len(kept))
-    for x, left in zip(kept, results, strict=False):
-        x.give_back(t, left)
+    (product_y,) = call_changing(t, symbol, made.operands, values, made.outputs, made.kept)
     (output,) = made.outputs
     sizes = _sizes(y, dims)
-    result = t.let(f"flow.tensor.reshape {results[len(kept)]} : {output.type}{output.sizes} -> {y.type}{sizes}")
+    result = t.let(f"flow.tensor.reshape {product_y} : {output.type}{output.sizes} -> {y.type}{sizes}")
     arguments = ", ".join(f"{x.name}: {x.type}" for x in own)
     function = [
         f"util.func private @{spec.name}({arguments}) -> {y.type} {{",
