@@ -21,11 +21,13 @@ from onnx_fa.graph.io import ModelLike, save
 from onnx_fa.iree.alone import TIMEOUT_S, compile_alone
 from onnx_fa.iree.archives import PARAMETERS, archive_of
 from onnx_fa.iree.compiler import find_compiler, iree_compile, merge_flags
+from onnx_fa.iree.dumps import clear, dump_flags, remove_stale
 from onnx_fa.iree.inspect import Inspection, inspect_phases
 from onnx_fa.iree.kernel_report import LinearAttentionReport, LinearReport, NormReport, grouped
 from onnx_fa.iree.kernels import Planned, model_for_file, plan_kernels, replace_refused
 from onnx_fa.iree.packing import ENCODER_FLAGS, asked_for, encoder_flags, may_pack, write_packed_archive
 from onnx_fa.iree.stacks import check_stacks
+from onnx_fa.iree.unordered import IN_ORDER, WHY_IN_ORDER, find_unordered, print_flags
 from onnx_fa.iree.weights import ARCHIVE_BYTES, FOR_COMPILE, Externalize, Parameter, weight_bytes, write_archive
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.match.misses import Miss
@@ -246,7 +248,8 @@ def compile_planned(
             _keep_imported(imported, keep_intermediates)
         encoder = tmp / "encoder.mlir"
         packs = not target.is_gpu and may_pack(imported.parameters, flags)
-        dump = (*_dump_flags(phases), *(encoder_flags(encoder) if packs else ()))
+        regions = tmp / "regions"
+        dump = (*dump_flags(phases), *print_flags(regions), *(encoder_flags(encoder) if packs else ()))
         within = partial(iree_compile, timeout_s=timeout_s, memory_bytes=memory_bytes, log=log)
         compile_text = partial(within, output=staged, target=target)
         progress("iree-compile")
@@ -269,8 +272,13 @@ def compile_planned(
                 note = f"without packed matrix products, which may be slower: with them {_without_log(e)}"
             else:
                 raise
-            for stale in (*phases.iterdir(), encoder, log, log.with_suffix(".failed.mlir")):
-                stale.unlink(missing_ok=True)
+            clear(phases, regions, encoder, log, log.with_suffix(".failed.mlir"))
+            progress("iree-compile, once more")
+            compile_text(imported.text, flags=(*options, *dump))
+        if find_unordered(regions):
+            options = merge_flags(options, IN_ORDER)
+            note = "; ".join(filter(None, (note, WHY_IN_ORDER)))
+            clear(phases, regions, encoder)
             progress("iree-compile, once more")
             compile_text(imported.text, flags=(*options, *dump))
         progress("inspecting what the compiler made")
@@ -285,10 +293,10 @@ def compile_planned(
                 raise
             note = f"weights are packed whenever the module is loaded, not in its archive: {_without_log(e)}"
             encoder.unlink()
-            compile_text(imported.text, flags=(*options, *_dump_flags(phases)))
+            compile_text(imported.text, flags=(*options, *dump_flags(phases)))
             archive, packs = _write_weights(imported, output, encoder, phases, within), False
         os.replace(staged, output)
-        _remove_stale(log)
+        remove_stale(log)
     sites = tuple(inspection.fill(site) for site in imported.planned.sites if not site.reason)
     asked = (*target.flags, *options, *(encoder_flags(Path("ENCODER.mlir")) if packs else ()))
     command = (str(find_compiler()), "MODEL.mlir", *asked, "-o", str(output))
@@ -339,30 +347,14 @@ def _write_weights(
     return archive
 
 
-def _without_log(error: CompileError) -> str:
-    return str(error).partition("; command and messages")[0]
-
-
 def _keep_imported(imported: ImportedModule, folder: Path) -> None:
     """Writes the model with its site nodes, and the MLIR that the compiler gets."""
     save(model_for_file(imported.planned), folder / "site.onnx")
     (folder / "imported.mlir").write_text(imported.text)
 
 
-def _dump_flags(folder: Path) -> tuple[str, ...]:
-    """Flags by which the compiler writes its IR after each phase, without weights, and the code of each dispatch."""
-    return (f"--dump-compilation-phases-to={folder}", f"--iree-hal-dump-executable-intermediates-to={folder}", *_ELIDE)
-
-
-def _remove_stale(log: Path) -> None:
-    """Removes what `iree_compile` left beside a module when it failed: the log, and the MLIR that the log names."""
-    try:
-        written_here = log.read_text(errors="replace").startswith("$ ")
-    except FileNotFoundError:
-        return
-    if written_here:
-        log.unlink()
-        log.with_suffix(".failed.mlir").unlink(missing_ok=True)
+def _without_log(error: CompileError) -> str:
+    return str(error).partition("; command and messages")[0]
 
 
 def _refused(
@@ -393,6 +385,3 @@ _PACKING_FAILS = (
     "'affine.delinearize_index' op no basis element may be statically non-positive",
 )
 """Errors of the compiler that come of matmuls in packed layout alone (docs/developer/iree-bugs.md)."""
-
-_ELIDE = ("--mlir-elide-resource-strings-if-larger=64", "--mlir-elide-elementsattrs-if-larger=64")
-"""Keeps weights out of dumped IR; they are in the module all the same."""

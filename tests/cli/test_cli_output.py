@@ -138,13 +138,13 @@ def test_compile_tells_and_run_refuses(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_log_of_someone_else_stays(tmp_path: Path) -> None:
-    from onnx_fa.iree.compile import _remove_stale
+    from onnx_fa.iree.dumps import remove_stale
 
     log, source = tmp_path / "m.vmfb.log", tmp_path / "m.vmfb.failed.mlir"
     source.touch()
-    _remove_stale(log)
+    remove_stale(log)
     log.write_text("notes of mine")
-    _remove_stale(log)
+    remove_stale(log)
     assert log.exists() and source.exists()
 
 

@@ -15,6 +15,7 @@ from onnx_fa.iree.compile import KEEP_F64, MODEL_FLAGS
 from onnx_fa.iree.compiler import find_compiler, iree_compile
 from onnx_fa.iree.drivers import runtime
 from onnx_fa.iree.run import load_module, tool_path
+from onnx_fa.iree.unordered import IN_ORDER, find_unordered, print_flags
 from onnx_fa.spec.target import foreign_cpu, parse_target
 from tests.support.kernel_harness import HOST
 from tests.support.lavapipe import require_lavapipe, run_on_lavapipe
@@ -75,6 +76,14 @@ def test_free_broadcast(tmp_path: Path) -> None:
     )
     assert added.shape == (1, 4), REPAIRED
     assert not (product[1] == 4).all(), REPAIRED
+
+
+def test_slice_beside_update(tmp_path: Path) -> None:
+    """Once in some ten thousand calls its result is what was in memory before: the region is read instead."""
+    _compiled("slice_beside_update", tmp_path, *print_flags(tmp_path / "regions"))
+    assert find_unordered(tmp_path / "regions"), REPAIRED
+    _compiled("slice_beside_update", tmp_path, *print_flags(tmp_path / "ordered"), *IN_ORDER)
+    assert not find_unordered(tmp_path / "ordered")
 
 
 def test_last_place(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def expand(g: GraphWriter, node: onnx.NodeProto) -> bool:
     for axis in doubtful:
         size = sizes[axis]
         want = g.add("Gather", [asked, g.const(np.array(axis, np.int64), hint)], hint, axis=0)
-        sizes[axis] = length = g.add("Where", [g.add("Equal", [size, one], hint), want, size], hint)
+        sizes[axis] = length = _length(g, size, want, hint)
         rows = g.add("Range", [zero, length, one], hint)
         row = g.add("Min", [rows, g.add("Sub", [size, one], hint)], hint)
         x = g.add("Gather", [x, row], hint, axis=axis - behind)
@@ -78,6 +78,16 @@ def expand(g: GraphWriter, node: onnx.NodeProto) -> bool:
     given = [x] if done else [x, _with_sizes(g, asked, len(made), sizes, hint)]
     g.add("Identity" if done else "Expand", given, hint, out=node.output[0])
     return True
+
+
+def _length(g: GraphWriter, size: str, want: str, hint: str) -> str:
+    """`want` where `size` is 1, else `size`. In whole numbers, size + (2 / (size + 1) - 2 (1 / (size + 1))) (want - 1), which the
+    compiler computes in the program: for a comparison it runs a dispatch and waits until that has ended."""
+    one, two = (g.const(np.array(n, np.int64), hint) for n in (1, 2))
+    above = g.add("Add", [size, one], hint)
+    none = g.add("Div", [one, above], hint)
+    is_one = g.add("Sub", [g.add("Div", [two, above], hint), g.add("Add", [none, none], hint)], hint)
+    return g.add("Add", [size, g.add("Mul", [is_one, g.add("Sub", [want, one], hint)], hint)], hint)
 
 
 def _with_sizes(g: GraphWriter, asked: str, rank: int, sizes: Mapping[int, str], hint: str) -> str:
