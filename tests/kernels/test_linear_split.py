@@ -18,7 +18,7 @@ import pytest
 from onnx_fa.iree.run import load_module, tool_path
 from onnx_fa.kernels.cpu import amx, linear, linear_share, split_products
 from onnx_fa.kernels.cpu.linear import body_name, emit_linear, tiles_for
-from onnx_fa.kernels.cpu.linear_share import LEAST_ROWS, MOST_PANELS, MOST_ROWS, can_split, share_of
+from onnx_fa.kernels.cpu.linear_share import LEAST_ROWS, MOST_PANELS, MOST_ROWS, can_split, panels_by_blocks, share_of
 from onnx_fa.kernels.cpu.split_products import PARTS, split_pair
 from onnx_fa.kernels.cpu.workgroups import busiest
 from onnx_fa.kernels.mlir.vectors import Lanes
@@ -319,6 +319,20 @@ def test_shares(workers: tuple[int, ...]) -> None:
             groups = parts * across
             assert groups >= 0.7 * workers[0] and busiest(groups, workers[0]) <= 1.5 * groups / workers[0] + 0.5
     assert share_of(packed(LinearSpec(("n",), 768, 768, "f32"), AMX), (2,)).rows == MOST_ROWS
+
+
+@pytest.mark.parametrize("image", [(256, 640, 160), (256, 160, 640), (197, 768, 3072), (196, 1536, 384)])
+def test_panels_of_a_call(image: tuple[int, int, int]) -> None:
+    """The rows of one image are split for as many panels as the share that was chosen for it has, or more."""
+    rows, K, N = image
+    spec = LinearSpec(("b", rows), K, N, "f32")
+    share = share_of(spec, (2,))
+    found = panels_by_blocks(spec, share, (2,))
+    assert [most for most, _ in found] == sorted({most for most, _ in found})
+    blocks = -(-rows // share.rows)
+    assert next(panels for most, panels in found if blocks <= most) >= share.panels
+    assert found[-1][1] == min(share.panels, -(-N // 32))
+    assert all(1 <= panels <= 2 * share.panels for _, panels in found)
 
 
 @pytest.mark.usefixtures("every_size")

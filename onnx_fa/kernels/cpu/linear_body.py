@@ -115,7 +115,7 @@ class LinearBody:
             known = -(-spec.rows // (tiles.rows * tiles.down))
             together = panels_together(known, self.shared)
             return [f"{name} = arith.constant {together} : index"], name
-        *some, (_, last) = panels_by_blocks(self.shared)
+        *some, (_, last) = self._by_blocks()
         lines = [f"{name} = arith.constant {last} : index"]
         for i, (most, together) in enumerate(reversed(some)):
             lines += [
@@ -126,6 +126,10 @@ class LinearBody:
             ]
             name = f"%together{i}"
         return lines, name
+
+    def _by_blocks(self) -> list[tuple[int, int]]:
+        """The panels of a workgroup up to so many blocks of rows, where only the run knows these."""
+        return panels_by_blocks(self.shared)
 
     def _body(self) -> list[str]:
         t, spec, tiles = self.t, self.spec, self.tiles

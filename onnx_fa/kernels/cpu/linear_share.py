@@ -22,7 +22,7 @@ on (docs/developer/linear-sites.md)."""
 PAIR = 2 * ROWS
 """Rows of two tiles, which are multiplied at once."""
 MOST_ROWS = 256
-"""Of a workgroup: their parts of a block fill half of the second cache."""
+"""Of a workgroup: their parts of a block of 16 steps fill three eighths of the second cache."""
 MOST_PANELS = 16
 """Of a workgroup, whose sums of all but the last block wait in its slot."""
 _SPLIT_ROW, _SPLIT_PANEL, _MULTIPLY = 10.0, 300.0, 6.0
@@ -31,6 +31,8 @@ _FINISH, _GROUP = 14.0, 2000.0
 """ns: of what becomes of a row's sums of a panel, and of a workgroup."""
 _BY_VECTORS, _FINISH_VECTORS = 13.5, 5.0
 """The same of a row by a panel without tiles, for a step, and of what becomes of the sums."""
+_MANY_BLOCKS = 16
+"""Blocks of rows up to which other numbers of panels are considered, where only the run knows the rows."""
 _ACROSS = 8
 """Panels of a workgroup, about, where only the run knows the rows."""
 
@@ -86,6 +88,23 @@ def share_of(spec: LinearSpec, workers: Sequence[int]) -> Share:
     most = MOST_PANELS if spec.rows is not None else _ACROSS
     share, _ = min(_shares(spec, rows, workers, most), key=lambda x: (x[1], -x[0].rows, -x[0].panels))
     return share
+
+
+def panels_by_blocks(spec: LinearSpec, share: Share, workers: Sequence[int]) -> list[tuple[int, int]]:
+    """The panels of a workgroup of so many rows as the share has, for every number of such blocks of rows, as they change: up to so
+    many blocks, so many panels. The last stands for all that are more."""
+    panels, steps = -(-spec.N // PANEL), -(-spec.K // STEP)
+
+    def time(blocks: int, across: int) -> float:
+        groups = blocks * -(-panels // across)
+        return sum(n * busiest(groups, n) for n in workers) * (Share(share.rows, across).cost(steps) + _GROUP)
+
+    found = [(_MANY_BLOCKS + 1, min(share.panels, panels))]
+    for blocks in range(_MANY_BLOCKS, 0, -1):
+        best = min(range(min(2 * share.panels, panels), 0, -1), key=lambda n: time(blocks, n))
+        if best != found[-1][1]:
+            found.append((blocks, best))
+    return found[::-1]
 
 
 def _shares(spec: LinearSpec, rows: int, workers: Sequence[int], most: int) -> Iterator[tuple[Share, float]]:

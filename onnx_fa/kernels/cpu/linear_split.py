@@ -18,15 +18,16 @@ from onnx_fa.kernels.cpu.addresses import Addresses, Helpers
 from onnx_fa.kernels.cpu.amx import ROWS, Tile, TileUnit
 from onnx_fa.kernels.cpu.linear_ahead import AheadBody, fetch_line
 from onnx_fa.kernels.cpu.linear_body import LinearTiles
-from onnx_fa.kernels.cpu.linear_share import PAIR, PANEL, least_rows
+from onnx_fa.kernels.cpu.linear_share import PAIR, PANEL, Share, least_rows, panels_by_blocks
 from onnx_fa.kernels.cpu.row_dispatch import load, store
 from onnx_fa.kernels.cpu.slots import Slots
 from onnx_fa.kernels.cpu.split_products import PARTS, STEP, TILE_BYTES, add_split_product, bits_of, split_pair
 from onnx_fa.kernels.cpu.worker_memory import SLOT_BYTES, WorkerMemory
 from onnx_fa.spec.linear import LinearSpec
 
-_DEEP = 24
-"""Steps of a block along K, at most."""
+_DEEP, _PARTS_OF_ROWS = 24, 3 << 18
+"""Steps of a block along K at most, and bytes of what a workgroup's rows become in a block: more than three eighths of the second
+cache are read again for each panel, and beside them it has x and the weight to hold."""
 _MAGNITUDE, _MOST, _LEAST = 0x7FFFFFFF, 0x4B800000, 2.0**-64
 """The bits of a number but its sign, those of 2^24, and the least sum of numbers up to that of which what AMX takes for zeros is no
 part that counts (split_products.py)."""
@@ -47,7 +48,7 @@ class SplitBody(AheadBody):
         super().__init__(spec, tiles, workers)
         self.high = tiles.rows * tiles.down
         steps = -(-spec.K // STEP)
-        self.blocks = -(-steps // _DEEP)
+        self.blocks = -(-steps // min(_DEEP, _PARTS_OF_ROWS // (self.high // ROWS * PARTS * TILE_BYTES)))
         self.deep = -(-steps // self.blocks)
         self.steps = steps
         together = min(tiles.across if spec.rows else 2 * tiles.across, spec.panels)
@@ -74,6 +75,9 @@ class SplitBody(AheadBody):
         if self.spec.rows is None:
             return super()._panels_together(blocks)
         return [f"%together = arith.constant {min(self.tiles.across, self.spec.panels)} : index"], "%together"
+
+    def _by_blocks(self) -> list[tuple[int, int]]:
+        return panels_by_blocks(self.spec, Share(self.high, self.tiles.across), self.shared.workers)
 
     def _begin(self) -> None:
         assert self.memory
