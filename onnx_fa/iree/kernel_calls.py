@@ -13,6 +13,7 @@ from onnx_fa.iree.legalise.joined_products import JOINED_PRODUCT, joined_product
 from onnx_fa.iree.legalise.resize_planes import RESAMPLED_PLANES, resampled_planes_of
 from onnx_fa.iree.legalise.rotations import ROTATED_HEADS, rotated_heads_of
 from onnx_fa.iree.legalise.sequence_sites import SEQUENCE_SITE, sequence_conv_of
+from onnx_fa.iree.legalise.token_sums import TOKEN_SUMS, token_sums_kernel
 from onnx_fa.iree.legalise.writer import attributes_of
 from onnx_fa.iree.mlir_values import dims_of
 from onnx_fa.kernels.cpu.indexed_product import IndexedProduct
@@ -20,15 +21,17 @@ from onnx_fa.kernels.cpu.joined_product import JoinedProduct
 from onnx_fa.kernels.cpu.resample import ResampledPlanes
 from onnx_fa.kernels.cpu.rotate import RotatedHeads
 from onnx_fa.kernels.cpu.sequence import SequenceConv
+from onnx_fa.kernels.cpu.token_sums import TokenSums
 from onnx_fa.spec.terms import Dim
 
-_Called = RotatedHeads | ResampledPlanes | JoinedProduct | IndexedProduct | SequenceConv
+_Called = RotatedHeads | ResampledPlanes | JoinedProduct | IndexedProduct | SequenceConv | TokenSums
 _SPECS: dict[str, Callable[[Sequence[tuple[Dim, ...]], Mapping[str, Any]], _Called]] = {
     ROTATED_HEADS: rotated_heads_of,
     RESAMPLED_PLANES: resampled_planes_of,
     JOINED_PRODUCT: joined_product_of,
     SEQUENCE_SITE: sequence_conv_of,
     INDEXED_PRODUCT: indexed_product_of,
+    TOKEN_SUMS: token_sums_kernel,
 }
 
 

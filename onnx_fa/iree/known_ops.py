@@ -23,6 +23,7 @@ from onnx_fa.iree.legalise.packed_rows import APART
 from onnx_fa.iree.legalise.recurrent_steps import RECURRENT_STEPS
 from onnx_fa.iree.legalise.resize_planes import RESAMPLED_PLANES
 from onnx_fa.iree.legalise.sequence_sites import SEQUENCE_SITE
+from onnx_fa.iree.legalise.token_sums import TOKEN_SUMS
 from onnx_fa.iree.legalise.top_k import TOP_K_SITE
 from onnx_fa.iree.legalise.writer import all_nodes
 
@@ -67,7 +68,7 @@ KNOWN_CONTRIB = frozenset(
 """Operators of onnxruntime's own domain that it does know, or that are a standard operator under another domain."""
 
 _OURS = BITS_NODES | {APPEND_ROWS, CHANNEL_STATISTICS, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE, NORM_SITE}
-_OURS |= {APART, INDEXED_PRODUCT, RECURRENT_STEPS, RESAMPLED_PLANES, SAME_SIZES, SEQUENCE_SITE, TOP_K_SITE}
+_OURS |= {APART, INDEXED_PRODUCT, RECURRENT_STEPS, RESAMPLED_PLANES, SAME_SIZES, SEQUENCE_SITE, TOKEN_SUMS, TOP_K_SITE}
 """Nodes that stand for kernels, for checks, or keep dispatches apart."""
 _NODES_SHOWN = 2
 

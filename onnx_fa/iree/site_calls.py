@@ -54,7 +54,7 @@ except ImportError as _error:
 class CallingImporter(CheckedImporter):
     """The importer plus ChannelStatistics, ConvSite, FusedLinear, JoinedProduct, IndexedProduct, RecurrentSteps, RotatedHeads,
     RotatedRows,
-    ResampledPlanes, SequenceSite, TopKSite, and what a call of any kernel takes."""
+    ResampledPlanes, SequenceSite, TokenSums, TopKSite, and what a call of any kernel takes."""
 
     __slots__ = ["functions", "reports", "target", "weights"]
     weights: WeightImporter
@@ -87,7 +87,7 @@ class CallingImporter(CheckedImporter):
 
     _handle_node_JoinedProduct = _handle_node_IndexedProduct = _handle_called
     _handle_node_RotatedHeads = _handle_node_ResampledPlanes = _handle_called
-    _handle_node_SequenceSite = _handle_called
+    _handle_node_SequenceSite = _handle_node_TokenSums = _handle_called
 
     def _handle_node_RotatedRows(self, node: onnx.NodeProto) -> bool:
         if op_of(node) != ROTATED_ROWS:

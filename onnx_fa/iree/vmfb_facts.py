@@ -36,7 +36,7 @@ class VmfbFacts:
 
 
 _NORM = r"norm_[0-9a-f]{10}_rows"
-_LINEAR_ATTENTION = r"linear_attention_[0-9a-f]{10}_tokens"
+_LINEAR_ATTENTION = r"linear_attention_[0-9a-f]{10}_(?:tokens|heads)"
 _ROTATED, _RESAMPLED = r"rotate_\w+_rows", r"resample_\w+_planes"
 _TOP_K, _INDEXED = r"top_k_\w+_rows", r"indexed_[0-9a-f]{10}_heads"
 _LINEAR = r"(?:linear|conv)_[0-9a-f]{10}_[a-z]+|bits\d_\w+_(?:product|round(?:_zeros)?)"

@@ -79,6 +79,7 @@ from onnx_fa.iree.legalise.sequence_sites import SEQUENCE_SITE
 from onnx_fa.iree.legalise.strided import split_columns, strided_slice
 from onnx_fa.iree.legalise.suppression import non_max_suppression
 from onnx_fa.iree.legalise.tensor_scatter import tensor_scatter
+from onnx_fa.iree.legalise.token_sums import TOKEN_SUMS, token_sums
 from onnx_fa.iree.legalise.top_k import TOP_K_SITE, top_k
 from onnx_fa.iree.legalise.typed_data import write_raw, write_tensors
 from onnx_fa.iree.legalise.vector_products import vector_product
@@ -86,7 +87,7 @@ from onnx_fa.iree.legalise.writer import GraphWriter, Handler, all_nodes, attr_o
 from onnx_fa.spec.target import Target
 
 _OWN = {BITS_PRODUCT, CONV_SITE, LINEAR_ATTENTION_SITE, LINEAR_SITE, RECURRENT_STEPS, RESAMPLED_PLANES, SEQUENCE_SITE}
-_OWN |= {CHANNEL_STATISTICS, INDEXED_PRODUCT, TOP_K_SITE}
+_OWN |= {CHANNEL_STATISTICS, INDEXED_PRODUCT, TOKEN_SUMS, TOP_K_SITE}
 """Nodes of this project's domain that handlers write."""
 EXPAND = (
     # Defined by ONNX as functions that the ONNX frontend of IREE 3.13 does not name in its library; some were compiled to see.
@@ -232,6 +233,10 @@ def _cast(g: GraphWriter, node: onnx.NodeProto) -> bool:
     return cast_nibbles(g, node) or casts.cast(g, node)
 
 
+def _div(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    return token_sums(g, node) or unsigned.divide_signed(g, node)
+
+
 def _matmul(g: GraphWriter, node: onnx.NodeProto) -> bool:
     made = quantized_products.dequantized_product(g, node) or integer_weight_product(g, node)
     return made or gathered_product(g, node) or vector_product(g, node) or _flat_rows(g, node)
@@ -292,7 +297,7 @@ _HANDLERS: dict[str, Handler] = {
     **dict.fromkeys(FUSED_MATMULS, fused_products.fused_matmul),
     f"{CONTRIB}.MatMulNBits": matmul_nbits,
     f"{CONTRIB}.MatMulBnb4": matmul_bnb4,
-    "Div": unsigned.divide_signed,
+    "Div": _div,
     "Mod": unsigned.divide_signed,
     "Clip": unsigned.clip,
     "Abs": unsigned.absolute,
