@@ -130,8 +130,9 @@ class Summed:
             below = cut(o, 0, 1, axis)
         if wrong == "another part":
             above = cut(o, 1, 2**31, axis)
-        if wrong == "product read elsewhere":
-            nodes.append(helper.make_node("Relu", [o], ["other"], "other"))
+        elsewhere = {"product read elsewhere": o, "dividend read elsewhere": above, "divisor read elsewhere": below}
+        if wrong in elsewhere:
+            nodes.append(helper.make_node("Relu", [elsewhere[wrong]], ["other"], "other"))
         if self.epsilon is not None:
             added = (
                 np.full(self.Sq if self.turned else (self.Sq, 1), self.epsilon)
@@ -153,7 +154,7 @@ class Summed:
                 n: ["b", d[1], "s"] if self.image else ["b", "s" if n == "q" else "t", d[2]] for n, d in dims.items()
             }
         inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, dims[n]) for n in feeds]
-        results = ["y", "other"] if wrong == "product read elsewhere" else ["y"]
+        results = ["y", "other"] if wrong in elsewhere else ["y"]
         given = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in results]
         graph = helper.make_graph(nodes, "summed", inputs, given, constants)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -189,6 +190,8 @@ REFUSED = {
             "another divisor",
             "another part",
             "product read elsewhere",
+            "dividend read elsewhere",
+            "divisor read elsewhere",
             "many numbers",
             "upside down",
             "times",
@@ -233,6 +236,29 @@ def test_images_and_tokens_are_as_many() -> None:
         model.graph.input[2].type.tensor_type.shape.dim.add().dim_param = size
     model.graph.input[2].type.tensor_type.shape.dim.add().dim_value = 48
     assert TOKEN_SUMS not in written(model)
+
+
+def test_one_value_read_both_ways(tmp_path: Path) -> None:
+    """Queries and values have their tokens along one axis of x, keys along the other."""
+    nodes = [
+        helper.make_node("Pad", ["x", "pads", "one"], ["v"]),
+        helper.make_node("MatMul", ["x", "v"], ["s"]),
+        helper.make_node("MatMul", ["x", "s"], ["o"]),
+        helper.make_node("Slice", ["o", "first", "last", "axis"], ["above"]),
+        helper.make_node("Slice", ["o", "last", "end", "axis"], ["below"]),
+        helper.make_node("Div", ["above", "below"], ["y"]),
+    ]
+    numbers = {"pads": [0] * 7 + [1], "first": [0], "last": [16], "end": [17], "axis": [3]}
+    constants = [numpy_helper.from_array(np.array(x), name) for name, x in numbers.items()]
+    constants.append(numpy_helper.from_array(np.array(1, np.float32), "one"))
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 3, 16, 16]) for n in "xy"]
+    graph = helper.make_graph(nodes, "square", values[:1], values[1:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert TOKEN_SUMS in written(model)
+    x = np.random.default_rng(3).random((2, 3, 16, 16)).astype(np.float32)
+    compile_model(model, tmp_path / "m.vmfb", HOST)
+    got = np.asarray(load_module(tmp_path / "m.vmfb")(x)[0])
+    np.testing.assert_allclose(got, run(model, {"x": x})[0], rtol=2e-5)
 
 
 COMPILED = (

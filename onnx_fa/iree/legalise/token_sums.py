@@ -137,19 +137,17 @@ def _products(g: GraphWriter, node: onnx.NodeProto) -> tuple[set[str], int, tupl
             return None
         q, state = last.input if axis == 3 else reversed(last.input)
         inner = g.maker(state)
-        if g.is_output(product) or inner is None or op_of(inner) != "MatMul":
+        gone = {product, above, node.input[1], below}
+        others = any(len(g.readers(name)) != 1 for name in gone - {product})
+        if others or any(map(g.is_output, gone)) or inner is None or op_of(inner) != "MatMul":
             return None
         k, padded = inner.input if axis == 3 else reversed(inner.input)
         v = _without_ones(g, padded, axis)
         if v is None or len(g.shape(v) or ()) != 4 or (g.shape(v) or [])[axis] != size:
             return None
-        gone = {product, above, node.input[1], below}
-        return (
-            (gone | {state} if len(g.readers(state)) == 1 and not g.is_output(state) else gone),
-            axis,
-            (q, k, v),
-            epsilon,
-        )
+        if len(g.readers(state)) == 1 and not g.is_output(state):
+            gone.add(state)
+        return gone, axis, (q, k, v), epsilon
     return None
 
 
@@ -179,7 +177,7 @@ def _cut(g: GraphWriter, name: str, axis: int) -> tuple[str, int, int] | None:
 
 def _without_ones(g: GraphWriter, name: str, axis: int) -> str | None:
     """What a Pad puts one column of ones behind."""
-    node = _through_casts(g, name)
+    node = g.maker(_uncast(g, name))
     if (
         node is None
         or op_of(node) != "Pad"
@@ -194,13 +192,11 @@ def _without_ones(g: GraphWriter, name: str, axis: int) -> str | None:
     return node.input[0] if holds else None
 
 
-def _through_casts(g: GraphWriter, name: str) -> onnx.NodeProto | None:
-    """What makes a value of f32, before what casts f32 to itself."""
-    node = g.maker(name)
-    while node is not None and op_of(node) == "Cast" and g.kind(node.input[0]) == g.kind(name):
+def _uncast(g: GraphWriter, name: str) -> str:
+    """A value before what casts its type to itself."""
+    while (node := g.maker(name)) is not None and op_of(node) == "Cast" and g.kind(node.input[0]) == g.kind(name):
         name = node.input[0]
-        node = g.maker(name)
-    return node
+    return name
 
 
 def _part(g: GraphWriter, name: str, in_columns: bool) -> _Part | None:
@@ -209,16 +205,14 @@ def _part(g: GraphWriter, name: str, in_columns: bool) -> _Part | None:
     if shape is None or len(shape) != 4 or not isinstance(size := shape[2 if in_columns else 3], int):
         return None
     part = _Part(name, in_columns, size)
-    while (node := _through_casts(g, part.value)) is not None:
-        if op_of(node) == "Relu":
+    while True:
+        part.value = _uncast(g, part.value)
+        node = g.maker(part.value)
+        if node is not None and op_of(node) == "Relu":
             part.value, part.relu = node.input[0], True
-        elif op_of(node) == "Transpose" and attr_of(node, "perm", None) == _TURNED:
+        elif node is not None and op_of(node) == "Transpose" and attr_of(node, "perm", None) == _TURNED:
             part.value, part.in_columns = node.input[0], not part.in_columns
-        elif (
-            (found := _cut(g, node.output[0], part.axis)) is not None
-            and found[0] == node.input[0]
-            and len(node.output) == 1
-        ):
+        elif (found := _cut(g, part.value, part.axis)) is not None:
             part.value, part.first = found[0], part.first + found[1]
         else:
             break
@@ -233,7 +227,7 @@ def _agree(g: GraphWriter, *parts: _Part) -> bool:
     lengths = [shape[5 - x.axis] for shape, x in zip((q, k, v), parts, strict=True)]
     same = [(a[axis], b[axis]) for a, b in ((q, k), (k, v)) for axis in (0, 1)]
     if not all(a == b and a is not None for a, b in [*same, (lengths[1], lengths[2])]):
-        return len({x.value for x in parts}) == 1
+        return len({(x.value, x.in_columns) for x in parts}) == 1
     return True
 
 
@@ -247,7 +241,7 @@ def _rows(g: GraphWriter, part: _Part, hint: str) -> str:
         and attr_of(node, "perm", None) == _HEADS_FIRST
     ):
         return str(node.input[0])
-    name = f"{part.value}/rows_of_heads"
+    name = f"{part.value}/{'columns' if part.in_columns else 'rows'}_of_heads"
     if name in g.names:
         return name
     g.names.add(name)
