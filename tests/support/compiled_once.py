@@ -19,6 +19,7 @@ _WRITTEN = (
     "--dump-compilation-phases-to=",
     "--iree-hal-dump-executable-intermediates-to=",
     "--iree-parameter-encoder-output-file=",
+    "--mlir-print-ir-tree-dir=",
 )
 """Options that name what is written beside the module."""
 _INTERMEDIATES = _WRITTEN[1]
