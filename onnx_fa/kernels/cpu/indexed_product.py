@@ -8,11 +8,19 @@ of its stack. Neighbouring rows want neighbouring columns: 12 rows of 128 places
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnx_fa.kernels.cpu.bits_body import function_text
-from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, index_of, joined, load, make_executable, store
+from onnx_fa.kernels.cpu.row_dispatch import (
+    call_dispatch,
+    index_of,
+    joined,
+    load,
+    make_executable,
+    own_dims,
+    read_dims,
+    store,
+)
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import memref_type
 from onnx_fa.kernels.mlir.vectors import Lanes
@@ -62,7 +70,7 @@ class IndexedProduct:
         shaped = [("a", self.a, "f32"), ("w", self.w, "f32"), ("at", self.at, "i32")]
         if self.like is not None:
             shaped.append(("like", self.like, "i32"))
-        return [Operand(f"%{name}", _named(shape, name), element) for name, shape, element in shaped]
+        return [Operand(f"%{name}", own_dims(shape, name), element) for name, shape, element in shaped]
 
     @property
     def y(self) -> Operand:
@@ -94,11 +102,6 @@ def _known(dim: Dim) -> int:
     return dim
 
 
-def _named(shape: Sequence[Dim], operand: str) -> tuple[Dim, ...]:
-    """A shape with a symbol of the operand's own for each dim that only the run knows."""
-    return tuple(d if isinstance(d, int) else f"{operand}{i}" for i, d in enumerate(shape))
-
-
 class _Body:
     """Writes the dispatch and its call."""
 
@@ -113,10 +116,7 @@ class _Body:
 
     def function(self, symbol: str) -> list[str]:
         t = Lanes(self.t.width)
-        for x in self.operands:
-            for axis, dim in enumerate(x.shape):
-                if isinstance(dim, str):
-                    t.do(f"%{dim} = tensor.dim {x.name}, {t.index(axis)} : {x.type}")
+        read_dims(t, self.operands)
         made = call_dispatch(t, symbol, self.read, [x.name for x in self.read], [self.y])
         return function_text(self.spec.name, self.operands, [self.y], t, made)
 

@@ -12,7 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnx_fa.kernels.cpu.bits_body import function_text
-from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, index_of, joined, load, make_executable, store
+from onnx_fa.kernels.cpu.row_dispatch import (
+    call_dispatch,
+    index_of,
+    joined,
+    load,
+    make_executable,
+    own_dims,
+    read_dims,
+    store,
+)
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import memref_type
 from onnx_fa.kernels.mlir.vectors import Lanes
@@ -44,12 +53,7 @@ class TokenSums:
 
     @property
     def operands(self) -> list[Operand]:
-        return [
-            Operand(
-                f"%in{i}", tuple(d if isinstance(d, int) else f"in{i}_{axis}" for axis, d in enumerate(shape)), "f32"
-            )
-            for i, shape in enumerate(self.shapes)
-        ]
+        return [Operand(f"%in{i}", own_dims(shape, f"in{i}_"), "f32") for i, shape in enumerate(self.shapes)]
 
     @property
     def y(self) -> Operand:
@@ -86,10 +90,7 @@ class _Body:
 
     def function(self, symbol: str) -> list[str]:
         t = Lanes(self.t.width)
-        for x in self.operands:
-            for axis, dim in enumerate(x.shape):
-                if isinstance(dim, str):
-                    t.do(f"%{dim} = tensor.dim {x.name}, {t.index(axis)} : {x.type}")
+        read_dims(t, self.operands)
         made = call_dispatch(t, symbol, self.operands, [x.name for x in self.operands], [self.y])
         return function_text(self.spec.name, self.operands, [self.y], t, made)
 
