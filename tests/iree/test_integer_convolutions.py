@@ -138,6 +138,7 @@ def ops(conv: Conv, target: Any = AMX) -> set[str]:
 
 PATCHES = Conv(sizes=(12, 8), kernel=(4, 4), attributes=(("strides", [4, 4]),))
 LARGE = Conv(own=130, columns=16, kernel=(3, 3), batch=1, sizes=(5, 5), ends=True)
+STRIDED_GROUPS = Conv(groups=3, own=3, columns=1, kernel=(1,), sizes=(6,), batch="N", attributes=(("strides", [2]),))
 CASES = {
     "patches": PATCHES,
     "patches, signed": replace(PATCHES, x=np.int8, x_zero=-3),
@@ -254,6 +255,7 @@ def judge(conv: Conv, got: np.ndarray) -> None:
         (Conv("QLinearConv", opset=10), AMX),
         (replace(LARGE, opset=12), AMX),  # parts need a Slice
         (replace(LARGE, groups=2), AMX),
+        (STRIDED_GROUPS, AMX),  # as floats, these have no bound on the stack
         (
             Conv(own=1, kernel=(24, 24), sizes=(30, 30), x_zero=0, ends=True),
             AMX,
@@ -356,8 +358,8 @@ def hold(convs: Iterable[Conv], folder: Path) -> None:
         judge(cases[name], got)
 
 
-def test_small_batches_compiled(tmp_path: Path) -> None:
-    hold(SMALL_BATCHES, tmp_path)
+def test_small_and_free_batches_compiled(tmp_path: Path) -> None:
+    hold([*SMALL_BATCHES, STRIDED_GROUPS], tmp_path)
 
 
 @settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))

@@ -106,7 +106,7 @@ def dequantized_conv(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """A Conv on a CPU whose weight is a DequantizeLinear of a constant: as a product of bytes and their scales where x is one of
     bytes, too, and windows lie side by side, else with a weight of floats, which is what kernels read."""
     weight = dequantized_constant(g, node.input[1])
-    if g.cpu is None or weight is None or _is_depthwise_of_free_batch(g, node, node.input[0], weight.shape):
+    if g.cpu is None or weight is None or _slices_free_batch(g, node, node.input[0], weight.shape):
         return False
     hint, bias = node.name or "Conv", (*node.input, "")[2]
     numbers = dequantized_constant(g, bias) if bias else None
@@ -195,7 +195,7 @@ def _write_sums(g: GraphWriter, c: _Bytes, hint: str, *, rounded: bool) -> str |
     p = _patches_of(g, c) if rounded or exact else None
     if p is not None:
         return _float(g, write_image(g, _write_product(g, c, p, hint), p, c.columns, hint))
-    if _is_depthwise_of_free_batch(g, c.node, c.x, c.weight.shape):
+    if _slices_free_batch(g, c.node, c.x, c.weight.shape):
         return None
     number = g.cast(c.x, g.kind(c.x), TensorProto.FLOAT, hint)
     if c.x_zero:
@@ -217,12 +217,14 @@ def _write_sums(g: GraphWriter, c: _Bytes, hint: str, *, rounded: bool) -> str |
     return total or None
 
 
-def _is_depthwise_of_free_batch(g: GraphWriter, node: onnx.NodeProto, x: str, weight: tuple[int, ...]) -> bool:
-    """IREE does not compile sums of slices of bytes that become floats in the same dispatch, where only the run knows the batch:
-    their memory on the stack has no bound."""
-    shape = g.shape(x)
+def _slices_free_batch(g: GraphWriter, node: onnx.NodeProto, x: str, weight: tuple[int, ...]) -> bool:
+    """Whether IREE would read slices of bytes that become floats in the same dispatch, where only the run knows the batch. It does
+    not compile that: their memory on the stack has no bound. Each tap of a depthwise window is such a slice, and so are the places
+    that groups read of an image, where these are every other one."""
+    shape, strides = g.shape(x), attr_of(node, "strides", [1])
     known = shape is not None and isinstance(shape[0], int)
-    return not known and weight[1] == 1 and attr_of(node, "group", 1) > 1
+    strided = max(strides) > 1 and all(k == 1 for k in weight[2:])
+    return not known and attr_of(node, "group", 1) > 1 and (weight[1] == 1 or strided)
 
 
 def _write_part(g: GraphWriter, c: _Bytes, x: str, first: int, last: int, hint: str) -> str:
