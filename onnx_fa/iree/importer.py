@@ -21,6 +21,7 @@ from onnx_fa.graph.growing import APPEND_ROWS
 from onnx_fa.graph.io import ModelLike, load
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN, SITE
+from onnx_fa.graph.view import GraphView
 from onnx_fa.iree.apart import apart_name, apart_text
 from onnx_fa.iree.appended import append_rows_text, declare, function_name, rows_type
 from onnx_fa.iree.bits_calls import bits_call
@@ -46,6 +47,7 @@ from onnx_fa.iree.legalise.known_operands import (
     write_known_operands,
     write_known_parts,
 )
+from onnx_fa.iree.legalise.known_targets import known_targets, write_known_targets
 from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE, linear_attention_spec_of
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites, spec_of
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_spec_of
@@ -120,8 +122,10 @@ def import_mlir(
     typed, held = hold_weights(work)
     prepare_bodies(typed)
     write_checks(typed, doubtful_sizes(work), named_sizes(work, names_in(work)))
-    write_known_operands(typed, known_bounds(work))
-    write_known_parts(typed, known_parts(work))
+    view = GraphView(work)
+    write_known_operands(typed, known_bounds(view))
+    write_known_parts(typed, known_parts(view))
+    write_known_targets(typed, known_targets(view))
     infer_types(typed, sites, data_prop=data_prop)
     raised = raise_opset(typed)
     if raised is not typed:

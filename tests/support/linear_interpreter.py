@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from onnx_fa.kernels.triton.few_source import MOST_ROWS, FewConfig
+from onnx_fa.kernels.triton.linear import FEW
 from onnx_fa.kernels.triton.linear_bits import FewBitsSource
 from onnx_fa.kernels.triton.linear_few import FewRowsSource
-from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource
+from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource, program_of_forms
 from onnx_fa.kernels.triton.program import Program
 from onnx_fa.kernels.triton.ptx import load_function
 from onnx_fa.spec.fused_linear import FusedLinear, multiply_fused
@@ -59,12 +60,16 @@ def run(spec: LinearSpec, lead: tuple[int, ...], operands: list[Any]) -> Any:
     few = spec.rows is not None and spec.rows <= MOST_ROWS
     splits = 3 if is_cut(spec) else 1
     config: FewConfig | LinearConfig = LinearConfig(16, 32, step, 4, 1, splits)
+    wide = LinearConfig(32, 64, 2 * step, 4, 1)
     if few:
         config = FewConfig(4, 4 * step, 1) if spec.bits else FewConfig(32, step, 3)
     if isinstance(config, FewConfig) and spec.bits is not None:
         program = without_assembly(FewBitsSource(FusedLinear(spec), config, "linear").program())
     elif isinstance(config, FewConfig):
         program = FewRowsSource(FusedLinear(spec), config, "linear").program()
+    elif spec.rows is None and all(p % wide.BN == 0 for p in spec.parts):
+        forms = LinearSource(spec, config, "few", "ieee"), LinearSource(spec, wide, "many", "ieee")
+        program, config = program_of_forms(*forms, "linear", FEW), config if rows <= FEW else wide
     else:
         program = LinearSource(spec, config, "linear", "ieee").program()
     dtype = torch.float32 if spec.dtype == "f32" else torch.float16

@@ -19,7 +19,7 @@ def _source(program: Program, arch: int, warps: int, stages: int, limits: Limits
 
 def _forget() -> None:
     """Kernels that are remembered hold what was in use when they were made."""
-    for made in (linear.emit_linear, linear._forms, norm.emit_norm, fused_linear.emit_fused, rotate.emit_rotated):
+    for made in (linear.emit_linear, linear._compiled, norm.emit_norm, fused_linear.emit_fused, rotate.emit_rotated):
         made.cache_clear()
 
 

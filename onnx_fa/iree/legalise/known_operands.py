@@ -19,11 +19,11 @@ _BOUNDED = ("Slice", "Pad", "Split", "Compress")
 """Operators that have whole numbers behind their first operand, or truths, which say what of it is taken."""
 
 
-def known_bounds(model: ir.Model) -> dict[str, list[int] | list[bool]]:
+def known_bounds(view: GraphView) -> dict[str, list[int] | list[bool]]:
     """The values by which nodes of the main graph cut, pad and choose that are computed there, and that every run computes the
     same."""
-    view, found = GraphView(model), dict[str, list[int] | list[bool]]()
-    for node in model.graph:
+    found = dict[str, list[int] | list[bool]]()
+    for node in view.model.graph:
         if op_of(node) not in _BOUNDED:
             continue
         for value in node.inputs[1:]:
@@ -40,10 +40,10 @@ def known_bounds(model: ir.Model) -> dict[str, list[int] | list[bool]]:
     return found
 
 
-def known_parts(model: ir.Model) -> dict[str, list[int | None]]:
+def known_parts(view: GraphView) -> dict[str, list[int | None]]:
     """The pads of the main graph of which some numbers are the same in every run: None stands for the others."""
-    view, found = GraphView(model), dict[str, list[int | None]]()
-    for node in model.graph:
+    found = dict[str, list[int | None]]()
+    for node in view.model.graph:
         pads = node.inputs[1] if op_of(node) == "Pad" and len(node.inputs) > 1 else None
         if pads is None or not pads.name or pads.producer() is None or not _is_vector(view, pads):
             continue

@@ -1,5 +1,5 @@
-"""Linear sites by Triton: tiles, code, and the function that a program calls. Where the rows are known only at run time, code for
-a few and code for many are in the module, and each call chooses."""
+"""Linear sites by Triton: tiles, code, and the function that a program calls. Where only a run knows whether rows are few, a kernel
+has code for a few and code for many, and chooses for itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onnx_fa.kernels.triton.entry import Counters, dispatch
 from onnx_fa.kernels.triton.executable import executable_text
 from onnx_fa.kernels.triton.few_source import MOST_ROWS, FewConfig
 from onnx_fa.kernels.triton.fused_linear import config_of, program_of
-from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource
+from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource, program_of_forms
 from onnx_fa.kernels.triton.linear_tiles import DATABASE, measured_tiles, nearest
 from onnx_fa.kernels.triton.program import Program
 from onnx_fa.kernels.triton.tiles import PROCESSORS
@@ -37,57 +37,56 @@ _TILE = 64 * 128
 """Numbers of a small tile: as many of them as there are multiprocessors fill a GPU without parts of K."""
 _USUAL_ROWS = 512
 """What unknown numbers of rows are taken to be, where tiles are chosen."""
-_MANY_CODE, _FEW_CODE = "many", "few"
 
 
 @dataclass(frozen=True)
 class LinearCode:
-    """One architecture's code, and its tiles."""
+    """One architecture's code, its tiles, and those that it has for a few rows too."""
 
     arch: int
     code: ptx.Compiled
     config: LinearConfig | FewConfig
+    few: LinearConfig | None = None
 
 
 @cache
 def emit_linear(spec: LinearSpec) -> dict[str, str]:
-    """The executables and the function of the site's name, which takes its operands and returns y, by their symbols. Raises
+    """The executable and the function of the site's name, which takes its operands and returns y, by their symbols. Raises
     UnsupportedError for bytes, for weights in a shorter type than x, and where Triton refuses all tiles."""
     if spec.is_of_bytes:
         raise UnsupportedError("bytes on CUDA")
     if spec.stored:
         raise UnsupportedError(f"a weight of {spec.stored} for an x of {spec.dtype} on CUDA")
-    name, made = linear_name(spec), _forms(spec)
-    texts = {
-        f"{name}_{form}": _joined(executable_text(f"{name}_{form}", program, codes, [c.config.splits for c in codes]))
-        for form, (program, codes) in made.items()
-    }
-    entry = LinearEntry(spec, name, {form: codes for form, (_, codes) in made.items()})
+    name, symbol = linear_name(spec), _symbol(spec)
+    program, codes = _compiled(spec)
+    entry = LinearEntry(spec, name, symbol, codes)
+    texts = {symbol: _joined(executable_text(symbol, program, codes, [c.config.splits for c in codes]))}
     if entry.counters:
         texts[entry.counters.symbol] = _joined([entry.counters.declaration])
     return {**texts, name: _joined(entry.text_lines())}
 
 
-@cache
-def _forms(spec: LinearSpec) -> dict[str, tuple[Program, list[LinearCode]]]:
-    """The code of each form that the rows of a spec ask for."""
-    name, rows = linear_name(spec), spec.rows
-    forms = [_FEW_CODE] * (rows is None or rows <= FEW) + [_MANY_CODE] * (rows is None or rows > FEW)
-    return {form: _compiled(spec, f"{name}_{form}", few=form == _FEW_CODE) for form in forms}
+def _rows_at_least(spec: LinearSpec) -> int:
+    """Of a call that has any: the known ones, or those of one of each free dim."""
+    return math.prod(d for d in spec.lead if isinstance(d, int)) if spec.rows is None else spec.rows
+
+
+def _are_few(spec: LinearSpec) -> bool:
+    return spec.rows is not None and spec.rows <= FEW
+
+
+def _symbol(spec: LinearSpec) -> str:
+    return f"{linear_name(spec)}_{'few' if _are_few(spec) else 'many'}"
 
 
 def origin_of(spec: LinearSpec) -> Origin:
     """The tiles of the newest architecture's code, for many rows where there are two forms, and where they are from."""
-    form, (_, codes) = list(_forms(spec).items())[-1]
-    config = codes[-1].config
+    config = _compiled(spec)[1][-1].config
     tiles = tuple((f.name, int(getattr(config, f.name))) for f in fields(config))
-    rows = spec.rows or _USUAL_ROWS
-    found = nearest(spec, rows) if form == _MANY_CODE else None
+    found = None if _are_few(spec) else nearest(spec, _likely_rows(spec))
     if found is None:
         why = (
-            "few rows"
-            if form == _FEW_CODE
-            else f"nothing was measured of {spec.dtype}{' by few bits' * bool(spec.bits)}"
+            "few rows" if _are_few(spec) else f"nothing was measured of {spec.dtype}{' by few bits' * bool(spec.bits)}"
         )
         return built_in(dict(tiles), why)
     size = (found.rows, found.K, found.N)
@@ -99,27 +98,36 @@ def _joined(lines: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _compiled(spec: LinearSpec, symbol: str, *, few: bool) -> tuple[Program, list[LinearCode]]:
+@cache
+def _compiled(spec: LinearSpec) -> tuple[Program, list[LinearCode]]:
     with ThreadPoolExecutor(len(ARCHITECTURES)) as pool:
-        made = list(pool.map(lambda arch: _code(spec, symbol, arch, few=few), ARCHITECTURES))
+        made = list(pool.map(lambda arch: _code(spec, arch), ARCHITECTURES))
     return made[0][0], [code for _, code in made]
 
 
-def _code(spec: LinearSpec, symbol: str, arch: int, *, few: bool) -> tuple[Program, LinearCode]:
+def _code(spec: LinearSpec, arch: int) -> tuple[Program, LinearCode]:
     problem: UnsupportedError | None = None
-    for wide in _tiles(spec, arch, few=few):
-        config = replace(wide, BN=min(wide.BN, _widest(spec)))
+    for wide in _tiles(spec, arch):
+        config, few = replace(wide, BN=min(wide.BN, _widest(spec))), None
         try:
             if isinstance(config, FewConfig):
-                program = program_of(FusedLinear(spec), config, symbol)
+                program = program_of(FusedLinear(spec), config, _symbol(spec))
+            elif spec.rows is None and _rows_at_least(spec) <= FEW:
+                few = replace(_few_tiles(spec), BN=min(_few_tiles(spec).BN, _widest(spec)), warps=config.warps)
+                of_few, of_many = _source(spec, few, arch, "_of_few"), _source(spec, config, arch, "_of_many")
+                program = program_of_forms(of_few, of_many, _symbol(spec), FEW)
             else:
-                program = LinearSource(spec, config, symbol, f32_products(config.BM, config.warps, arch)).program()
+                program = _source(spec, config, arch).program()
             code = ptx.compile_program(program, arch, config.warps, config.stages)
         except UnsupportedError as e:
             problem = problem or e
             continue
-        return program, LinearCode(arch, code, config)
+        return program, LinearCode(arch, code, config, few)
     raise UnsupportedError(f"triton, linear site: {problem}")
+
+
+def _source(spec: LinearSpec, config: LinearConfig, arch: int, suffix: str = "") -> LinearSource:
+    return LinearSource(spec, config, _symbol(spec) + suffix, f32_products(config.BM, config.warps, arch))
 
 
 def _widest(spec: LinearSpec) -> int:
@@ -132,16 +140,25 @@ def _widest(spec: LinearSpec) -> int:
     return widest
 
 
-def _tiles(spec: LinearSpec, arch: int, *, few: bool) -> list[LinearConfig | FewConfig]:
+def _likely_rows(spec: LinearSpec) -> int:
+    """What tiles are chosen for."""
+    return spec.rows or max(_USUAL_ROWS, _rows_at_least(spec))
+
+
+def _few_tiles(spec: LinearSpec) -> LinearConfig:
+    """Enough workgroups for all multiprocessors, each with as much on its way from memory as it can have."""
+    return LinearConfig(16, 16 if spec.N <= 4096 else 32, 64 if spec.dtype == "f32" else 128, 4, 4)
+
+
+def _tiles(spec: LinearSpec, arch: int) -> list[LinearConfig | FewConfig]:
     """Tiles, the best first, for where they do not fit."""
     if spec.rows is not None and spec.rows <= MOST_ROWS:
         return [config_of(FusedLinear(spec))]
     wide = spec.dtype == "f32"
-    if few:
-        # Enough workgroups for all multiprocessors, each with as much on its way from memory as it can have.
-        first = LinearConfig(16, 16 if spec.N <= 4096 else 32, 64 if wide else 128, 4, 4)
+    if _are_few(spec):
+        first = _few_tiles(spec)
     else:
-        rows = spec.rows or _USUAL_ROWS
+        rows = _likely_rows(spec)
         measured = measured_tiles(spec, rows)
         splits = measured[0].splits if measured and spec.rows and rows * spec.N <= PROCESSORS * _TILE else 1
         if measured and arch >= 90:
@@ -160,12 +177,12 @@ def _tiles(spec: LinearSpec, arch: int, *, few: bool) -> list[LinearConfig | Few
 
 
 class LinearEntry(KernelEntry):
-    """The function of a site, with the code of each form."""
+    """The function of a site, whose kernel is the executable `symbol`."""
 
-    def __init__(self, spec: LinearSpec, name: str, codes: dict[str, list[LinearCode]]) -> None:
+    def __init__(self, spec: LinearSpec, name: str, symbol: str, codes: list[LinearCode]) -> None:
         super().__init__(spec, name)
-        self.spec, self.codes = spec, codes
-        split = [c.config for c in next(iter(codes.values())) if c.config.splits > 1]
+        self.spec, self.symbol, self.codes = spec, symbol, codes
+        split = [c.config for c in codes if c.config.splits > 1]
         self.tiles = max((self._down(c) * -(-spec.N // c.BN) for c in split), default=0)
         self.counters = Counters(name, self.tiles) if split else None
         """A number for each tile of the result, where K is split."""
@@ -181,7 +198,7 @@ class LinearEntry(KernelEntry):
         count = t.let(f"arith.index_cast {rows} : index to i32")
         widths = spec.parts or (spec.N,)
         results = [self.typed((*lead, columns), spec.dtype) for columns in widths]
-        made = self._choose([*values, count], [*types, "i32"], results, rows)
+        made = self._dispatch([*values, count], [*types, "i32"], results, rows)
         return self.lines(
             [
                 self.reshape(y, (*lead, columns), (*spec.lead, columns), spec.dtype)
@@ -201,36 +218,28 @@ class LinearEntry(KernelEntry):
             return config.splits * self.spec.rows * self.spec.N
         return config.splits * self._down(config) * config.BM * -(-self.spec.N // config.BN) * config.BN
 
-    def _choose(self, values: Sequence[str], types: Sequence[str], results: Sequence[str], rows: str) -> list[str]:
-        """The results of the form for so many rows."""
-        t = self.t
-        if len(self.codes) == 1:
-            return self._dispatch(next(iter(self.codes)), values, types, results, rows)
-        few = t.test("ule", rows, t.index(FEW))
-        bare = ", ".join(result.partition("{")[0] for result in results)
-        made = t.several(f"scf.if {few} -> ({bare}) {{", len(results))
-        for form, end in ((_FEW_CODE, "} else {"), (_MANY_CODE, "}")):
-            t.do(f"scf.yield {', '.join(self._dispatch(form, values, types, results, rows))} : {bare}")
-            t.do(end)
-        return made
-
-    def _dispatch(
-        self, form: str, values: Sequence[str], types: Sequence[str], results: Sequence[str], rows: str
-    ) -> list[str]:
-        t, codes = self.t, self.codes[form]
-        counts = []
-        for code in codes:
-            down = t.arith("ceildivui", rows, t.index(code.config.BM))
-            if self.spec.rows is None:
-                down = t.arith("maxui", down, t.index(1))  # CUDA takes no launch of nothing
-            counts.append(t.arith("muli", down, t.index(-(-self.spec.N // code.config.BN))))
+    def _dispatch(self, values: Sequence[str], types: Sequence[str], results: Sequence[str], rows: str) -> list[str]:
+        t, codes = self.t, self.codes
+        counts = [self._count(code, rows) for code in codes]
         archs = [c.arch for c in codes]
         if self.counters is None:
-            return dispatch(t, f"{self.name}_{form}", archs, counts, values, types, results)
+            return dispatch(t, self.symbol, archs, counts, values, types, results)
         assert self.spec.rows is not None  # K is split for known rows alone
         part = f"tensor<{max(self._numbers_left(c.config) for c in codes)}xf32>"
         counter = self.counters.load(t)
         given, kinds = [*values[:-1], counter, values[-1]], [*types[:-1], self.counters.type, types[-1]]
-        found = dispatch(t, f"{self.name}_{form}", archs, counts, given, kinds, [counter, part, *results])
+        found = dispatch(t, self.symbol, archs, counts, given, kinds, [counter, part, *results])
         self.counters.store(t, found[0])
         return found[2:]
+
+    def _count(self, code: LinearCode, rows: str) -> str:
+        """Workgroups for so many rows."""
+        t, N = self.t, self.spec.N
+        down = t.arith("ceildivui", rows, t.index(code.config.BM))
+        if self.spec.rows is None:
+            down = t.arith("maxui", down, t.index(1))  # CUDA takes no launch of nothing
+        many = t.arith("muli", down, t.index(-(-N // code.config.BN)))
+        if code.few is None:
+            return many
+        are_few = t.test("ule", rows, t.index(FEW))
+        return t.let(f"arith.select {are_few}, {t.index(-(-N // code.few.BN))}, {many} : index")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.mlir.text import element_type
 from onnx_fa.kernels.triton.expressions import Block, Expressions
-from onnx_fa.kernels.triton.program import TYPES, Program, begin_last, write_program
+from onnx_fa.kernels.triton.program import HEADER, TYPES, Program, begin_last, write_program
 from onnx_fa.spec.expr import SCORE, ScoreExpr, Tensor
 from onnx_fa.spec.linear import LinearSpec
 
@@ -53,8 +53,8 @@ class LinearSource:
             each = -(-spec.K // (config.BK * config.splits)) * config.BK
             t.do(f"start = tl.program_id(1) * {each}")
             t.do(f"for k in range(start, tl.minimum(start + {each}, {spec.K}), {config.BK}):")
-        else:
-            t.do(f"for k in range(0, {spec.K}, {config.BK}):")
+        else:  # of two forms in one kernel each has its own stages
+            t.do(f"for k in tl.range(0, {spec.K}, {config.BK}, num_stages={config.stages}):")
         t.indent += 1
         if spec.bits is None:
             self.step()
@@ -119,6 +119,17 @@ class LinearSource:
         a = t.let(f"tl.load(x_row + here[None, :]{'' if whole else f', mask=here[None, :] < {spec.K}, other=0.0'})")
         t.do(f"w_tile = tl.reshape({tiles[0]}, [{config.BN}, {config.BK}])")
         t.do(f"acc = tl.dot({a}, tl.trans(w_tile), acc{self.precision})")
+
+
+def program_of_forms(few: LinearSource, many: LinearSource, name: str, most: int) -> Program:
+    """One kernel of two sources of the same spec, of other names: `few` where there are up to `most` rows, else `many`. A program
+    that chose between two kernels would be cut at each site, and submitted in as many pieces."""
+    forms = [few.program(), many.program()]
+    functions = "\n\n".join(form.text.removeprefix(HEADER) for form in forms)
+    given = ", ".join([*(pointer for pointer, _ in forms[0].pointers), ROWS])
+    lines = [f"    if {ROWS} <= {most}:", f"        {few.name}({given})", "    else:", f"        {many.name}({given})"]
+    header = f"{HEADER}{functions}\n\n@triton.jit"
+    return write_program(name, forms[0].pointers, {"rows": ROWS}, lines, header)
 
 
 def linear_program(spec: LinearSpec, name: str, t: Block, shared: Sequence[tuple[str, str]] = ()) -> Program:
