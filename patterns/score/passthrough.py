@@ -1,4 +1,4 @@
-"""Score and after-softmax layers that leave values as they are: float casts, Identity, Dropout at inference."""
+"""Score and after-softmax layers that leave values as they are: float casts, Identity, Dropout that drops nothing."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ def is_noop(view: GraphView, node: ir.Node) -> bool:
         return source is not None and source.dtype in FLOATS and node.outputs[0].dtype in FLOATS
     if op_of(node) == "Dropout":
         mask_unused = len(node.outputs) < 2 or not list(node.outputs[1].uses())
-        training = node.inputs[2] if len(node.inputs) > 2 else None
-        return mask_unused and (training is None or view.scalar(training) == 0.0)
+        _, ratio, training = (*node.inputs, None, None)[:3]
+        # Libraries that call torch's functional dropout with a probability of 0 leave it in training.
+        idle = training is None or 0.0 in (view.scalar(training), None if ratio is None else view.scalar(ratio))
+        return mask_unused and idle
     return op_of(node) == "Identity"
 
 

@@ -271,6 +271,13 @@ def test_double_to_f16(tmp_path: Path) -> None:
     assert found.tolist() == [0.0] * 3, REPAIRED
 
 
+def test_float8(tmp_path: Path) -> None:
+    x = np.array([0.015, 0.0155, 500, 1], np.float32)
+    (found,) = load_module(_compiled("float8", tmp_path))(x)
+    assert found[3] == 1
+    assert found[:2].tolist() == [0, 0] and np.isnan(found[2]), REPAIRED
+
+
 def test_negative_pads(tmp_path: Path) -> None:
     x = np.arange(1, 6, dtype=np.float32)[None]
     (found,) = load_module(_compiled("negative_pads", tmp_path))(x)

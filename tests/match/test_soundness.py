@@ -369,6 +369,26 @@ def test_a_mask_that_was_a_number_is_read_in_a_loop(between: int, optimise: bool
     np.testing.assert_allclose(have, want, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("place", ["scores", "probabilities", "values"])
+def test_a_dropout_that_trains_and_drops_nothing(place: str) -> None:
+    """torch's functional dropout is in training unless told otherwise."""
+    g = Site()
+    idle = [g.const(0.0), g.const(True, np.bool_)]
+    if place == "values":
+        g.v = g.op("Dropout", g.v, *idle)
+    score = g.op("Dropout", g.score(), *idle) if place == "scores" else g.score()
+    prob = g.op("Softmax", score, axis=3)
+    assert_equal(g.finish(g.op("Dropout", prob, *idle) if place == "probabilities" else prob))
+
+
+@pytest.mark.parametrize("ratio", [0.1, None])
+def test_a_dropout_that_drops(ratio: float | None) -> None:
+    g = Site()
+    part = "" if ratio is None else g.const(ratio)
+    prob = g.op("Dropout", g.op("Softmax", g.score(), axis=3), part, g.const(True, np.bool_))
+    assert not explain(g.finish(prob)).sites
+
+
 @pytest.mark.parametrize("op", ["Dropout", "Identity"])
 def test_casts_there_and_back_before_an_op_that_does_nothing(op: str) -> None:
     """onnxruntime takes the op out first, and then the casts."""

@@ -47,6 +47,7 @@ from onnx_fa.iree.legalise.einsums import einsum
 from onnx_fa.iree.legalise.empty_gather import empty_gather
 from onnx_fa.iree.legalise.expand import expand
 from onnx_fa.iree.legalise.experts import moe, quantized_moe
+from onnx_fa.iree.legalise.float8 import cast_float8, dequantize_float8, quantize_float8
 from onnx_fa.iree.legalise.fourier import dft, stft
 from onnx_fa.iree.legalise.gather_quantized import gather_block_quantized
 from onnx_fa.iree.legalise.gathered_experts import gathered_product
@@ -230,7 +231,15 @@ def _cast(g: GraphWriter, node: onnx.NodeProto) -> bool:
     if node.input[0] in g.floats:
         g.add("Identity", [g.floats[node.input[0]]], node.name or "Cast", out=node.output[0])
         return True
-    return cast_nibbles(g, node) or casts.cast(g, node)
+    return cast_nibbles(g, node) or cast_float8(g, node) or casts.cast(g, node)
+
+
+def _quantize(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    return quantize(g, node) or quantize_float8(g, node)
+
+
+def _dequantize(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    return dequantize_float8(g, node) or dequantize(g, node)
 
 
 def _div(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -334,8 +343,8 @@ _HANDLERS: dict[str, Handler] = {
     "QLinearConv": integer_convolutions.qlinear_conv,
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), pool),
     "MaxUnpool": max_unpool,
-    "DequantizeLinear": dequantize,
-    "QuantizeLinear": quantize,
+    "DequantizeLinear": _dequantize,
+    "QuantizeLinear": _quantize,
     "Cast": _cast,
     "Cos": wave,
     "Sin": wave,
