@@ -69,7 +69,12 @@ class CallingImporter(CheckedImporter):
             return False
         assert self.target is not None  # else no such node is written
         spec = window_of(self._dims_and_types(node), attributes_of(node))
-        self.functions.update(emit_window(spec, self.target))
+        if self.target.is_gpu:
+            from onnx_fa.kernels.triton import window  # for CUDA alone
+
+            self.functions.update(window.emit_window(spec))
+        else:
+            self.functions.update(emit_window(spec, self.target))
         self.reports.append(LinearReport(node.name, spec.product, spec.name, origin=BY_RULE))
         self._call_site(node, spec.name, [mlir.Type.parse(y_of(spec).type)])
         return True

@@ -19,6 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 import onnx_fa
 from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.compile import import_model, iree_compile
 from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.legalise import row_parts
 from onnx_fa.iree.legalise.channels_last import put_channels_last
@@ -31,8 +32,9 @@ from tests.support.image_nets import NETS, Net
 from tests.support.joined_models import join_models
 from tests.support.ort_run import assert_same, run
 from tests.support.random_images import image_nets
+from tests.support.triton_sources import triton_sources
 
-NARROW, HOST = parse_target("cpu-avx2"), parse_target("cpu-host")
+NARROW, CUDA, VULKAN = parse_target("cpu-avx2"), parse_target("cuda"), parse_target("vulkan")
 
 
 def turned(model: onnx.ModelProto, target: Any = NARROW) -> onnx.ModelProto:
@@ -55,10 +57,11 @@ def evaluate(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[Any]:
     return list(ReferenceEvaluator(model, new_ops=[ConvSite]).run(None, feeds))
 
 
+@pytest.mark.parametrize("target", [NARROW, CUDA], ids=str)
 @pytest.mark.parametrize("name", NETS)
-def test_means_the_same(name: str) -> None:
+def test_means_the_same(name: str, target: Any) -> None:
     model = NETS[name]()
-    made = turned(model)
+    made = turned(model, target)
     assert "Conv" not in ops(made) and "MatMul" in ops(made)
     onnx.checker.check_model(made)
     feeds = image(model)
@@ -115,7 +118,7 @@ def test_stays(why: str) -> None:
     x = n.add("InstanceNormalization", "x", *weights)
     y = n.conv(x, 16, 16, 3 if why == "no_product" else 1)
     model = n.model(n.add("InstanceNormalization", y, *weights) if why in ("borders", "no_product") else y)
-    target = parse_target("cuda-sm_80") if why == "gpu" else NARROW
+    target = VULKAN if why == "gpu" else NARROW
     made = turned(model, replace(target, kernels="iree") if why == "kernels" else target)
     assert [n.op_type for n in made.graph.node] == [n.op_type for n in model.graph.node]
 
@@ -145,15 +148,25 @@ def test_what_follows_is_worth_a_border(chain: bool) -> None:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(image_nets(), st.booleans())
-def test_drawn(model: onnx.ModelProto, all_parts: bool) -> None:
+@given(image_nets(), st.booleans(), st.sampled_from([NARROW, CUDA]))
+def test_drawn(model: onnx.ModelProto, all_parts: bool, target: Any) -> None:
     """Whatever is drawn means the same with channels last, where that is worth it and where it is not."""
     with pytest.MonkeyPatch.context() as patch:
         if all_parts:
             patch.setattr(row_parts, "_saved", lambda *_: 1)
-        made = turned(model)
+        made = turned(model, target)
     if made.graph == model.graph:
         return
     onnx.checker.check_model(made)
     feeds = image(model)
     assert_same(run(model, feeds, optimise=False), evaluate(made, feeds), 2e-5)
+
+
+@pytest.mark.parametrize("name", ["bottleneck", "inverted_residual", "grouped"])
+def test_on_cuda(name: str, tmp_path: Path) -> None:
+    """Convolutions read pads where there are none and make what follows: between them nothing is turned, padded or computed."""
+    with triton_sources():
+        module = import_model(NETS[name](), "cuda").text
+    iree_compile(module, tmp_path / "m.stream", CUDA, phase="stream", timeout_s=300)
+    text = (tmp_path / "m.stream").read_text()
+    assert "conv_" in text and "linalg.conv" not in text and "stream.cmd.copy" not in text

@@ -22,7 +22,7 @@ SIZES = {"B": 3, "S": 5, "T": 4}
 
 
 def traced(target: str, *, x: str = "B, S, 8", y: str = "D0, D1, D2, D3", zeros: str = "") -> onnx.ModelProto:
-    """x to a target that is put together of numbers and of B, S and T, which are read of shapes, as PyTorch's exporter traces it."""
+    """x to a target of numbers and of B, S and T, which are read of shapes, as PyTorch's exporter traces it."""
     parts = [part.strip() for part in target.split(",")]
     names = [f"{part}_size" if part.isalpha() else f"number{i}" for i, part in enumerate(parts)]
     numbers = ", ".join(f"int64[1] number{i} = {{{p}}}" for i, p in enumerate(parts) if not p.isalpha())

@@ -31,10 +31,11 @@ _FORMS = {**FORMS, **WINDOW_FORMS, GROUP_NORM: group_norm, "GroupNormalization":
 def put_channels_last(
     model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None, *, target: Target | None = None
 ) -> None:
-    """Writes parts of the main graph with channels last, in place, for a CPU whose kernels take them. `held` are initializers whose
-    data are not in the model; types of values are taken from `value_info`."""
+    """Writes parts of the main graph with channels last, in place, for a CPU or a CUDA device whose kernels take them. `held` are
+    initializers whose data are not in the model; types of values are taken from `value_info`."""
     g = GraphWriter(model, held, target=target)
-    if g.cpu is None or g.opset < SLICE_OPSET or not panel_of(g.cpu.lanes, g.cpu):
+    there = g.cuda is not None if g.cpu is None else panel_of(g.cpu.lanes, g.cpu) > 0
+    if not there or g.opset < SLICE_OPSET:
         return
     if not any(op_of(node) == "Conv" for node in model.graph.node):
         return

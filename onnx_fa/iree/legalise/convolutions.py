@@ -123,12 +123,11 @@ def window_of(types: Sequence[tuple[Sequence[Dim], str]], attributes: Mapping[st
 def spec_of_shape(
     g: GraphWriter, shape: ConvShape, dtype: FloatType, bias: bool, *, last: bool, x_last: bool
 ) -> WindowSpec | None:
-    """The site of a Conv whose weight has this type, on the CPU that the writer is for. `x_last` and `last`: the channels of the
-    image and of the result come last. None where no kernel is to stand for it."""
-    assert g.cpu is not None
-    blocks = blocks_of(shape.groups, shape.columns, g.cpu)
+    """The site of a Conv whose weight has this type, on the CPU or the CUDA device that the writer is for. `x_last` and `last`: the
+    channels of the image and of the result come last. None where no kernel is to stand for it."""
+    blocks = 1 if g.cpu is None else blocks_of(shape.groups, shape.columns, g.cpu)
     columns = shape.columns * blocks
-    panel = panel_of(columns, g.cpu)
+    panel = _panel(g, columns)
     if not panel or (columns % panel and g.opset < SLICE_OPSET):  # columns that panels do not divide are cut
         return None
     window = shape.padded, shape.kernel, shape.strides, shape.dilations
@@ -140,15 +139,19 @@ def spec_of_shape(
     return spec if takes(spec) else None
 
 
+def _panel(g: GraphWriter, columns: int) -> int:
+    """The columns of a panel: all of them where Triton makes the code."""
+    return panel_of(columns, g.cpu) if g.cpu is not None else columns if g.cuda is not None else 0
+
+
 def depthwise_spec(g: GraphWriter, shape: ConvShape, bias: bool) -> WindowSpec | None:
     """The site of a Conv of f32 of every channel for itself, channels last; None where they do not fill a vector."""
-    assert g.cpu is not None
     n = shape.groups
-    if not (panel := panel_of(n, g.cpu)):
+    if not (panel := _panel(g, n)):
         return None
     window = shape.padded, shape.kernel, shape.strides, shape.dilations
     spec = WindowSpec(shape.images, 1, n, n, *window, panel, bias, last=True, x_last=True, depthwise=True)
-    return replace(spec, panel=g.cpu.lanes) if is_slim(spec, g.cpu) else spec
+    return replace(spec, panel=g.cpu.lanes) if g.cpu is not None and is_slim(spec, g.cpu) else spec
 
 
 def weight_panels(g: GraphWriter, weight: str, spec: WindowSpec, hint: str) -> str:

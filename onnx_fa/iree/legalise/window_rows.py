@@ -60,7 +60,8 @@ def convolution(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsFor
         return RowsForm((x,), (y,), _write_product, turned)
     if spec is None:
         return None
-    assert g.cpu is not None
+    if g.cpu is None:  # kernels of GPUs read channels that are last, alone
+        return RowsForm((x,), (y,), partial(_write_site, shape, spec), turned)
     if winograd_tiles(spec, g.cpu):
         turned += images[y].places * shape.groups * shape.own * shape.columns // _PRODUCTS_OF_A_TURN
         return RowsForm((x,), (y,), partial(_write_site, shape, spec), turned)
@@ -98,10 +99,10 @@ def _matrix(g: GraphWriter, weight: str) -> np.ndarray:
 
 def _write_site(shape: ConvShape, spec: WindowSpec, w: ImageWriter, node: onnx.NodeProto) -> None:
     g, hint, (x, weight, *rest) = w.g, node.name or node.op_type, node.input
-    assert g.cpu is not None
-    last = spec.depthwise or spec.groups > 1 or _is_product(shape) or x in w.rows or bool(winograd_tiles(spec, g.cpu))
+    last = g.cpu is None or spec.depthwise or spec.groups > 1 or _is_product(shape) or x in w.rows
+    last = last or (g.cpu is not None and bool(winograd_tiles(spec, g.cpu)))
     spec = replace(spec, x_last=last)
-    if last and any(shape.pads) and spec.places[-1] >= _LEAST_LINE:
+    if last and any(shape.pads) and (g.cpu is None or spec.places[-1] >= _LEAST_LINE):
         spec = replace(spec, sizes=shape.sizes, pads=shape.pads)
     image = w.read_plane(x, hint) if last else x
     if any(shape.pads) and not spec.pads:
@@ -217,8 +218,7 @@ def _mean(w: ImageWriter, x: str, hint: str) -> str:
     """The mean over all places of an image, (batch, 1, channels): sums over columns, and of these, by the kernel of depthwise
     convolutions, as IREE adds numbers that lie apart one after the other. Empty where it has no kernel."""
     g, image = w.g, w.images[x]
-    assert g.cpu is not None
-    if not panel_of(image.channels, g.cpu):
+    if g.cpu is None or not panel_of(image.channels, g.cpu):
         return ""
     made, sizes = w.read(x, hint), (image.height, image.width)
     for kernel, number in (((1, image.width), 1.0), ((image.height, 1), 1 / image.places)):

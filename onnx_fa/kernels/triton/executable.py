@@ -31,9 +31,11 @@ class ArchCode:
     code: ptx.Compiled
 
 
-def executable_text(symbol: str, program: Program, variants: Sequence[Code], splits: Sequence[int]) -> list[str]:
+def executable_text(
+    symbol: str, program: Program, variants: Sequence[Code], splits: Sequence[int], busy: int = 0
+) -> list[str]:
     """The executable of one dispatch. Its workload is the number of workgroups, one number per variant; each of them has so many
-    `splits`, the grid's second axis."""
+    `splits`, the grid's second axis: fewer where that would make more than `busy` workgroups (0: never)."""
     scratch = any(v.code.scratch for v in variants)
     written = {"count", "part", "stat", *(f"row_{which}" for which in get_args(Stat))}
     bindings = [
@@ -66,10 +68,24 @@ def executable_text(symbol: str, program: Program, variants: Sequence[Code], spl
         lines += [
             f"hal.executable.export public @{symbol} ordinal(0) layout({layout}) "
             f"count(%device: !hal.device, {workload}) -> (index, index, index) {{",
-            f"%y = arith.constant {split} : index",
+            *_splits(f"%n{v.arch}", split, busy),
             "%z = arith.constant 1 : index",
             f"hal.return %n{v.arch}, %y, %z : index, index, index",
             f"}} <{{{sizes}}}>",
             "}",
         ]
     return [*lines, "}"]
+
+
+def _splits(workgroups: str, most: int, busy: int) -> list[str]:
+    """Computes %y, the splits of so many workgroups."""
+    if not busy or most == 1:
+        return [f"%y = arith.constant {most} : index"]
+    return [
+        f"%most = arith.constant {most} : index",
+        f"%busy = arith.constant {busy} : index",
+        "%one = arith.constant 1 : index",
+        f"%fit = arith.divui %busy, {workgroups} : index",
+        "%some = arith.maxui %fit, %one : index",
+        "%y = arith.minui %some, %most : index",
+    ]

@@ -23,6 +23,7 @@ from onnx_fa.kernels.triton.fused_linear import config_of, program_of
 from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource, program_of_forms
 from onnx_fa.kernels.triton.linear_tiles import DATABASE, measured_tiles, nearest
 from onnx_fa.kernels.triton.program import Program
+from onnx_fa.kernels.triton.shared_sums import BUSY, MOST_TILES, most_parts
 from onnx_fa.kernels.triton.tiles import PROCESSORS
 from onnx_fa.spec.fused_linear import FusedLinear
 from onnx_fa.spec.linear import LinearSpec, linear_name
@@ -35,6 +36,8 @@ _ANY = 1 << 30
 """More columns than tiles have."""
 _TILE = 64 * 128
 """Numbers of a small tile: as many of them as there are multiprocessors fill a GPU without parts of K."""
+_SQUARE = 64
+"""Rows and columns of a tile, and numbers of a step, by which K is cut into parts where rows are free."""
 _USUAL_ROWS = 512
 """What unknown numbers of rows are taken to be, where tiles are chosen."""
 
@@ -60,7 +63,8 @@ def emit_linear(spec: LinearSpec) -> dict[str, str]:
     name, symbol = linear_name(spec), _symbol(spec)
     program, codes = _compiled(spec)
     entry = LinearEntry(spec, name, symbol, codes)
-    texts = {symbol: _joined(executable_text(symbol, program, codes, [c.config.splits for c in codes]))}
+    busy = BUSY if spec.rows is None else 0
+    texts = {symbol: _joined(executable_text(symbol, program, codes, [c.config.splits for c in codes], busy))}
     if entry.counters:
         texts[entry.counters.symbol] = _joined([entry.counters.declaration])
     return {**texts, name: _joined(entry.text_lines())}
@@ -109,11 +113,14 @@ def _code(spec: LinearSpec, arch: int) -> tuple[Program, LinearCode]:
     problem: UnsupportedError | None = None
     for wide in _tiles(spec, arch):
         config, few = replace(wide, BN=min(wide.BN, _widest(spec))), None
+        if spec.rows is None:
+            config = replace(config, splits=_free_splits(spec))
         try:
             if isinstance(config, FewConfig):
                 program = program_of(FusedLinear(spec), config, _symbol(spec))
             elif spec.rows is None and _rows_at_least(spec) <= FEW:
-                few = replace(_few_tiles(spec), BN=min(_few_tiles(spec).BN, _widest(spec)), warps=config.warps)
+                few = replace(_few_tiles(spec), BN=min(_few_tiles(spec).BN, _widest(spec)))
+                few = replace(few, warps=config.warps, splits=config.splits)
                 of_few, of_many = _source(spec, few, arch, "_of_few"), _source(spec, config, arch, "_of_many")
                 program = program_of_forms(of_few, of_many, _symbol(spec), FEW)
             else:
@@ -145,6 +152,13 @@ def _likely_rows(spec: LinearSpec) -> int:
     return spec.rows or max(_USUAL_ROWS, _rows_at_least(spec))
 
 
+def _free_splits(spec: LinearSpec) -> int:
+    """Parts of K, of which a call has fewer where it has more tiles; the same for both architectures, which share the function's
+    buffers. None where the fewest rows that a call has fill a GPU."""
+    fewest = -(-_rows_at_least(spec) // _SQUARE) * -(-spec.N // _SQUARE)
+    return 1 if fewest > MOST_TILES else most_parts(-(-spec.K // _SQUARE))
+
+
 def _few_tiles(spec: LinearSpec) -> LinearConfig:
     """Enough workgroups for all multiprocessors, each with as much on its way from memory as it can have."""
     return LinearConfig(16, 16 if spec.N <= 4096 else 32, 64 if spec.dtype == "f32" else 128, 4, 4)
@@ -160,7 +174,7 @@ def _tiles(spec: LinearSpec, arch: int) -> list[LinearConfig | FewConfig]:
     else:
         rows = _likely_rows(spec)
         measured = measured_tiles(spec, rows)
-        splits = measured[0].splits if measured and spec.rows and rows * spec.N <= PROCESSORS * _TILE else 1
+        splits = measured[0].splits if measured and rows * spec.N <= PROCESSORS * _TILE else 1
         if measured and arch >= 90:
             return [replace(tiles, splits=splits) for tiles in measured]
         fills = -(-rows // 128) * -(-spec.N // 128) >= PROCESSORS
@@ -171,7 +185,7 @@ def _tiles(spec: LinearSpec, arch: int) -> list[LinearConfig | FewConfig]:
         )
         if arch < 90:
             first = LinearConfig(first.BM, 64, 32, 4, 3)
-        first = replace(first, splits=splits)  # of both architectures, which share the function's buffers
+        first = replace(first, splits=splits)
     smaller = [replace(first, stages=2), replace(first, stages=1, BM=min(first.BM, 64), BN=min(first.BN, 64), warps=4)]
     return [first, *smaller]
 
@@ -183,7 +197,8 @@ class LinearEntry(KernelEntry):
         super().__init__(spec, name)
         self.spec, self.symbol, self.codes = spec, symbol, codes
         split = [c.config for c in codes if c.config.splits > 1]
-        self.tiles = max((self._down(c) * -(-spec.N // c.BN) for c in split), default=0)
+        tiles = [MOST_TILES if spec.rows is None else self._down(c) * -(-spec.N // c.BN) for c in split]
+        self.tiles = max(tiles, default=0)
         self.counters = Counters(name, self.tiles) if split else None
         """A number for each tile of the result, where K is split."""
 
@@ -213,7 +228,8 @@ class LinearEntry(KernelEntry):
 
     def _numbers_left(self, config: LinearConfig | FewConfig) -> int:
         """What workgroups with parts of K leave each other: sums of rows, or of whole tiles."""
-        assert self.spec.rows is not None
+        if self.spec.rows is None:
+            return BUSY * config.BM * config.BN
         if isinstance(config, FewConfig):
             return config.splits * self.spec.rows * self.spec.N
         return config.splits * self._down(config) * config.BM * -(-self.spec.N // config.BN) * config.BN
@@ -224,7 +240,6 @@ class LinearEntry(KernelEntry):
         archs = [c.arch for c in codes]
         if self.counters is None:
             return dispatch(t, self.symbol, archs, counts, values, types, results)
-        assert self.spec.rows is not None  # K is split for known rows alone
         part = f"tensor<{max(self._numbers_left(c.config) for c in codes)}xf32>"
         counter = self.counters.load(t)
         given, kinds = [*values[:-1], counter, values[-1]], [*types[:-1], self.counters.type, types[-1]]

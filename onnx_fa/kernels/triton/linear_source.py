@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.mlir.text import element_type
 from onnx_fa.kernels.triton.expressions import Block, Expressions
-from onnx_fa.kernels.triton.program import HEADER, TYPES, Program, begin_last, write_program
+from onnx_fa.kernels.triton.program import HEADER, TYPES, Program, write_program
+from onnx_fa.kernels.triton.shared_sums import SHARED, add_parts, begin_part
 from onnx_fa.spec.expr import SCORE, ScoreExpr, Tensor
 from onnx_fa.spec.linear import LinearSpec
 
 ROWS = "s0"
 """The parameter that holds the number of rows."""
-SHARED = (("count", "i32"), ("part", "f32"))
-"""What workgroups with parts of K leave each other."""
 _TOGETHER = 8
 """Rows of blocks that are computed before the next column of blocks."""
 
@@ -27,7 +26,7 @@ _TOGETHER = 8
 @dataclass(frozen=True)
 class LinearConfig:
     """BM rows and BN columns per workgroup, in steps of BK numbers; `warps` of 32 threads; `stages` of the load pipeline; K is
-    cut into so many `splits`, where rows are known."""
+    cut into so many `splits`, and at most so many where only a run knows the rows."""
 
     BM: int
     BN: int
@@ -50,12 +49,10 @@ class LinearSource:
         self.place()
         t.do(f"acc = tl.zeros([{config.BM}, {config.BN}], tl.float32)")
         if config.splits > 1:
-            each = -(-spec.K // (config.BK * config.splits)) * config.BK
-            t.do(f"start = tl.program_id(1) * {each}")
-            t.do(f"for k in range(start, tl.minimum(start + {each}, {spec.K}), {config.BK}):")
+            begin_part(t, spec.K, config.BK, config.stages)
         else:  # of two forms in one kernel each has its own stages
             t.do(f"for k in tl.range(0, {spec.K}, {config.BK}, num_stages={config.stages}):")
-        t.indent += 1
+            t.indent += 1
         if spec.bits is None:
             self.step()
         else:
@@ -63,24 +60,11 @@ class LinearSource:
         t.indent -= 1
         inside = f"(row[:, None] < {ROWS})" + (f" & (n[None, :] < {spec.N})" if spec.N % config.BN else "")
         if config.splits > 1:
-            self.add_up()
+            add_parts(t, config.BM, config.BN)
         t.do(f"at = row.to(tl.int64)[:, None] * {spec.N} + n[None, :]")
         y = write_then(t, spec, "acc", "at", f", mask={inside}, other=0.0")
         store_result(t, spec, config.BN, y, "row.to(tl.int64)[:, None]", inside)
         return linear_program(spec, self.name, t, SHARED if config.splits > 1 else ())
-
-    def add_up(self) -> None:
-        """Leaves the sums of this part of K to the others that have the same tile. The last to come adds all of them in order: its
-        own too, so that the result is the same whoever is last."""
-        t, config = self.t, self.config
-        tile = config.BM * config.BN
-        t.do(f"here = tl.arange(0, {config.BM})[:, None] * {config.BN} + tl.arange(0, {config.BN})[None, :]")
-        t.do(f"mine = part + pid.to(tl.int64) * {tile * config.splits}")
-        t.do(f"tl.store(mine + tl.program_id(1) * {tile} + here, acc)")
-        begin_last(t, config.splits)
-        t.do("acc = tl.load(mine + here)")
-        t.do(f"for i in range(1, {config.splits}):")
-        t.do(f"    acc += tl.load(mine + i * {tile} + here)")
 
     def place(self) -> None:
         """Which rows and columns the workgroup has. Those past the last are computed as the last, and not stored."""

@@ -234,9 +234,10 @@ def scans_few_keys(spec: AttentionSpec) -> bool:
 
 
 def leaves_idle(spec: AttentionSpec) -> bool:
-    """Whether workgroups of 128 queries would leave more than half of a GPU's multiprocessors without work."""
+    """Whether workgroups of 128 queries would leave more than half of a GPU's multiprocessors without work, with one of each batch
+    that only a run knows."""
     heads = [d for d in (*spec.batch, spec.Hq) if isinstance(d, int)]
-    known = isinstance(spec.Sq, int) and len(heads) > len(spec.batch)
+    known = isinstance(spec.Sq, int) and isinstance(spec.Hq, int)
     return known and math.prod(heads) * -(-int(spec.Sq) // 128) * 2 < PROCESSORS
 
 

@@ -1,0 +1,117 @@
+"""Convolutions by Triton: which of them a kernel takes, tiles, and the function that a program calls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from onnx_fa.errors import UnsupportedError
+from onnx_fa.kernels.mlir.operand import ROWS, Operand
+from onnx_fa.kernels.mlir.text import Text
+from onnx_fa.kernels.triton import ptx
+from onnx_fa.kernels.triton.config import ARCHITECTURES, MULTIPROCESSORS, f32_products, power_of_two
+from onnx_fa.kernels.triton.entry import Counters, dispatch
+from onnx_fa.kernels.triton.executable import ArchCode, executable_text
+from onnx_fa.kernels.triton.linear_source import LinearConfig
+from onnx_fa.kernels.triton.program import Program
+from onnx_fa.kernels.triton.shared_sums import BUSY, MOST_TILES, most_parts
+from onnx_fa.kernels.triton.window_source import WindowSource, numbers_along
+from onnx_fa.spec.windows import WindowSpec
+
+_LEAST = 16
+"""Columns of a tile, and numbers of a step, which tensor cores take."""
+_DEPTHWISE = LinearConfig(16, 64, 1, 4, 1)
+
+
+def takes(spec: WindowSpec) -> bool:
+    """Whether there is a kernel: of two axes, with channels last on both sides."""
+    return spec.x_last and spec.last and len(spec.sizes) == 2 and spec.blocks == 1 and spec.panel == spec.N
+
+
+def _tiles(spec: WindowSpec, arch: int) -> list[LinearConfig]:
+    """Tiles, the best first, for where they do not fit. Images are at least one."""
+    if spec.depthwise:
+        return [replace(_DEPTHWISE, BN=min(64, power_of_two(spec.N)))]
+    rows, deep = spec.rows * (spec.images or 1), 32 if spec.dtype == "f32" else 64
+    wide = max(_LEAST, min(64, power_of_two(spec.N)))
+    deep = max(_LEAST, min(deep, power_of_two(spec.channels if spec.channels >= _LEAST else spec.K)))
+    fills = -(-rows // 128) * -(-spec.N // 128) * spec.groups >= MULTIPROCESSORS
+    first = LinearConfig(64, wide, deep, 4, 4 if arch >= 90 else 3)
+    if fills and arch >= 90:
+        first = LinearConfig(128, max(_LEAST, min(128, power_of_two(spec.N))), deep, 8, 3)
+    fewest = -(-rows // 64) * -(-spec.N // wide) * spec.groups
+    # The same for both architectures, which share the function's buffers.
+    splits = 1 if fewest > MOST_TILES else most_parts(-(-numbers_along(spec, 64) // 64))
+    first = replace(first, splits=splits)
+    return [first, replace(first, stages=2), replace(first, stages=1, BM=64, BN=min(first.BN, 64), warps=4)]
+
+
+def _compiled(spec: WindowSpec, symbol: str, arch: int) -> tuple[Program, ArchCode, LinearConfig]:
+    problem: UnsupportedError | None = None
+    for config in _tiles(spec, arch):
+        program = WindowSource(spec, config, symbol, f32_products(config.BM, config.warps, arch)).program()
+        try:
+            return program, ArchCode(arch, ptx.compile_program(program, arch, config.warps, config.stages)), config
+        except UnsupportedError as e:
+            problem = problem or e
+    raise UnsupportedError(f"triton, convolution: {problem}")
+
+
+@cache
+def emit_window(spec: WindowSpec) -> dict[str, str]:
+    """The executable and the function of the spec's name, which takes x, the weight and what else the spec has and returns y, by
+    their symbols. Raises UnsupportedError for a spec that `takes` does not, and where Triton refuses all tiles."""
+    if not takes(spec):
+        raise UnsupportedError(f"a convolution of {spec} on CUDA")
+    symbol = f"{spec.name}_tiles"
+    made = [_compiled(spec, symbol, arch) for arch in ARCHITECTURES]
+    program, codes, configs = made[0][0], [code for _, code, _ in made], [config for *_, config in made]
+    splits = [config.splits for config in configs]
+    texts = {symbol: executable_text(symbol, program, codes, splits, BUSY)}
+    counters = Counters(spec.name, MOST_TILES) if max(splits) > 1 else None
+    if counters:
+        texts[counters.symbol] = [counters.declaration]
+    texts[spec.name] = _function(spec, symbol, configs, counters)
+    return {key: "\n".join(lines) + "\n" for key, lines in texts.items()}
+
+
+def _operands(spec: WindowSpec) -> list[Operand]:
+    parts = ROWS if spec.parts is None else spec.parts
+    found = [Operand("%x", (parts, spec.numbers), "f32"), Operand("%w", (spec.groups, spec.K, spec.N), spec.dtype)]
+    found += [Operand("%b", (spec.groups, spec.N), spec.dtype)] * spec.bias
+    for i, tensor in enumerate(spec.tensors):
+        shape = tensor.shape if len(tensor.shape) == 1 else (parts, *spec.y_shape)
+        found.append(Operand(f"%t{i}", shape, tensor.dtype))
+    return found
+
+
+def _function(spec: WindowSpec, symbol: str, configs: list[LinearConfig], counters: Counters | None) -> list[str]:
+    t, operands = Text(), _operands(spec)
+    y = Operand("%y", (ROWS if spec.parts is None else spec.parts, *spec.y_shape), spec.dtype)
+    if spec.parts is None:
+        t.do(f"%rows = tensor.dim %x, {t.index(0)} : {operands[0].type}")
+    images = "%rows" if spec.parts is None else t.index(spec.parts)
+    rows = t.arith("muli", images, t.index(spec.rows))
+    counts = []
+    for config in configs:
+        down = t.arith("ceildivui", rows, t.index(config.BM))
+        down = t.arith("maxui", down, t.index(1))  # CUDA takes no launch of nothing
+        counts.append(t.arith("muli", down, t.index(-(-spec.N // config.BN) * spec.groups)))
+    given, kinds = [x.name for x in operands], [f"{x.type}{x.sizes}" for x in operands]
+    results, shared = [f"{y.type}{y.sizes}"], list[str]()
+    if counters:
+        shared = [counters.load(t)]
+        given, kinds = [*given, *shared], [*kinds, counters.type]
+        part = f"tensor<{BUSY * max(c.BM * c.BN for c in configs)}xf32>"
+        results = [*shared, part, *results]
+    count = t.let(f"arith.index_cast {rows} : index to i32")
+    made = dispatch(t, symbol, list(ARCHITECTURES), counts, [*given, count], [*kinds, "i32"], results)
+    if counters:
+        counters.store(t, made[0])
+    arguments = ", ".join(f"{x.name}: {x.type}" for x in operands)
+    return [
+        f"util.func private @{spec.name}({arguments}) -> {y.type} {{",
+        *t.render(),
+        f"util.return {made[-1]} : {y.type}",
+        "}",
+    ]
