@@ -35,6 +35,7 @@ from onnx_fa.kernels.cpu.channel_norm import ChannelStatistics
 from onnx_fa.kernels.cpu.joined_product import JoinedProduct
 from onnx_fa.kernels.cpu.recurrent import RecurrentSteps
 from onnx_fa.kernels.cpu.sequence import SequenceConv
+from onnx_fa.kernels.cpu.token_sums import TokenSums
 from onnx_fa.kernels.cpu.top_k import TopK
 from onnx_fa.kernels.cpu.window import emit_window
 from onnx_fa.kernels.cpu.window_body import y_of
@@ -84,7 +85,12 @@ class CallingImporter(CheckedImporter):
         if spec is None:
             return False
         assert self.target is not None  # else no such node is written
-        self.functions.update(spec.texts(self.target))
+        if isinstance(spec, TokenSums) and self.target.is_gpu:
+            from onnx_fa.kernels.triton.token_sums import emit_token_sums  # for CUDA alone
+
+            self.functions.update(emit_token_sums(spec))
+        else:
+            self.functions.update(spec.texts(self.target))
         if isinstance(spec, JoinedProduct | SequenceConv):
             self.reports.append(LinearReport(node.name, spec.product, spec.name, origin=BY_RULE))
         self._call_site(node, spec.name, [mlir.Type.parse(spec.y.type)])

@@ -18,7 +18,7 @@ from onnx_fa.iree.compiler import iree_compile
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.few_source import FewConfig
-from onnx_fa.kernels.triton.linear import _tiles, _widest, emit_linear
+from onnx_fa.kernels.triton.linear import _compiled, _tiles, _widest, emit_linear
 from onnx_fa.kernels.triton.linear_bits import FewBitsSource, bytes_of_word, few_bits_config
 from onnx_fa.kernels.triton.linear_few import few_config
 from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource
@@ -170,7 +170,7 @@ def test_measured_tiles() -> None:
     assert measured_tiles(LinearSpec((512,), 768, 768, "f32"), 512) == []
     assert measured_tiles(LinearSpec((512,), 768, 768, "f16", True, Bits(4, 32, "f16")), 512) == []
     cut, whole, free = (LinearSpec((rows,), 3072, 768, "f16") for rows in (200, 600, "s"))
-    for spec, splits in ((cut, 4), (whole, 1), (free, 1)):
+    for spec, splits in ((cut, 4), (whole, 1), (free, 12)):
         assert {tiles.splits for arch in (90, 80) for tiles in _tiles(spec, arch)} == {splits}
 
 
@@ -222,3 +222,16 @@ def test_numbers_of_words_are_one_instruction_each() -> None:
         assert ("loop_unroll_factor=2" in program.text) == (config.BK == 512)
         text = ptx.compile_program(program, 90, config.warps, 1).text
         assert text.count("lop3.b32") == joined * config.BN * (1 if config.BK == 2048 else 3)
+
+
+def test_forms_of_f32() -> None:
+    """Of f32 there are three: for few rows, for those that leave multiprocessors idle in taller tiles, and for more. Rows that each
+    call has take those that are for fewer away. Known ones have one form, whose K has as many parts as fill a GPU."""
+    free, image, tall = (
+        _compiled(LinearSpec(lead, 768, 768, "f32"))[1][0] for lead in (("b", "s"), ("b", 197), ("b", 9000))
+    )
+    assert [most for most, _ in free.smaller] == [16, 2666] and [most for most, _ in image.smaller] == [2666]
+    assert tall.smaller == () and tall.config.splits == 1 and image.config.splits == free.config.splits == 6
+    few, low, high = (_tiles(LinearSpec((rows,), 768, 768, "f32"), 90)[0] for rows in (16, 197, 4000))
+    assert [(c.BM, c.splits) for c in (few, low, high)] == [(16, 1), (32, 2), (128, 1)]
+    assert _tiles(LinearSpec((256,), 640, 160, "f32"), 90)[0].BN == 32

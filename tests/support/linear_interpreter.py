@@ -69,8 +69,11 @@ def run(spec: LinearSpec, lead: tuple[int, ...], operands: list[Any]) -> list[An
     elif isinstance(config, FewConfig):
         program = FewRowsSource(FusedLinear(spec), config, "linear").program()
     elif spec.rows is None and all(p % wide.BN == 0 for p in spec.parts):
-        forms = LinearSource(spec, config, "few", "ieee"), LinearSource(spec, wide, "many", "ieee")
-        program, config = program_of_forms(*forms, "linear", FEW), config if rows <= FEW else wide
+        low = LinearConfig(32, 32, step, 4, 1, splits)
+        tiles_of = ((FEW, config), (64, low), (0, wide))
+        forms = [(most, LinearSource(spec, tiles, f"of_{most}", "ieee")) for most, tiles in tiles_of]
+        program = program_of_forms(forms, "linear")
+        config = next(tiles for most, tiles in tiles_of if rows <= most or not most)
     else:
         program = LinearSource(spec, config, "linear", "ieee").program()
     dtype = torch.float32 if spec.dtype == "f32" else torch.float16

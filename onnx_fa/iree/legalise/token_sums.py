@@ -1,5 +1,6 @@
-"""Attention without a function of the score, divided by its sum, as one node, which becomes a call of a kernel for CPUs
-(kernels/cpu/token_sums.py). It is spelled with a column of ones behind the values, whose product is the sum (EfficientViT, SANA):
+"""Attention without a function of the score, divided by its sum, as one node, which becomes a call of a kernel (token_sums.py
+of kernels/cpu/ and kernels/triton/). It is spelled with a column of ones behind the values, whose product is the sum (EfficientViT,
+SANA):
 
     o = MatMul(q, MatMul(Transpose(k), Pad(v, value=1)));   y = Div(o[..., :-1], Add(o[..., -1:], epsilon))
 
@@ -20,6 +21,7 @@ from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 from onnx_fa.kernels.cpu.token_sums import TokenSums, lanes_of, token_sums_of
+from onnx_fa.kernels.triton.token_sums import takes
 from onnx_fa.spec.terms import Dim
 
 TOKEN_SUMS = f"{DOMAIN}.TokenSums"
@@ -50,7 +52,7 @@ class _Part:
 
 def token_sums(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """Writes the node for a Div of two parts of a product that nothing else reads."""
-    if g.cpu is None or g.kind(node.output[0]) != TensorProto.FLOAT:
+    if (g.cpu is None and g.cuda is None) or g.kind(node.output[0]) != TensorProto.FLOAT:
         return False
     read = _products(g, node)
     if read is None:
@@ -67,7 +69,8 @@ def token_sums(g: GraphWriter, node: onnx.NodeProto) -> bool:
         or not _agree(g, of_q, of_k, of_v)
     ):
         return False
-    if not lanes_of(of_q.size, of_v.size, g.cpu):
+    sizes = of_q.size, of_v.size
+    if not (lanes_of(*sizes, g.cpu) if g.cpu is not None else takes(*sizes)):
         return False
     hint = node.name or "Div"
     tensors, places = dict[str, int](), list[int]()

@@ -15,15 +15,15 @@ from onnx_fa.kernels.mlir.operand import ROWS
 from onnx_fa.kernels.mlir.text import element_type
 from onnx_fa.kernels.tiles.origin import Origin, built_in
 from onnx_fa.kernels.triton import ptx
-from onnx_fa.kernels.triton.config import ARCHITECTURES, f32_products
+from onnx_fa.kernels.triton.config import ARCHITECTURES
 from onnx_fa.kernels.triton.entry import Counters, dispatch
 from onnx_fa.kernels.triton.executable import executable_text
 from onnx_fa.kernels.triton.few_source import MOST_ROWS, FewConfig
 from onnx_fa.kernels.triton.fused_linear import config_of, program_of
-from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource, program_of_forms
+from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource, products_of, program_of_forms
 from onnx_fa.kernels.triton.linear_tiles import DATABASE, measured_tiles, nearest
 from onnx_fa.kernels.triton.program import Program
-from onnx_fa.kernels.triton.shared_sums import BUSY, MOST_TILES, most_parts
+from onnx_fa.kernels.triton.shared_sums import BUSY, LOW_TILES, MOST_TILES, most_parts
 from onnx_fa.kernels.triton.tiles import PROCESSORS
 from onnx_fa.spec.fused_linear import FusedLinear
 from onnx_fa.spec.linear import LinearSpec, linear_name
@@ -37,19 +37,19 @@ _ANY = 1 << 30
 _TILE = 64 * 128
 """Numbers of a small tile: as many of them as there are multiprocessors fill a GPU without parts of K."""
 _SQUARE = 64
-"""Rows and columns of a tile, and numbers of a step, by which K is cut into parts where rows are free."""
+"""Rows and columns of a tile, by which it is told whether K is to be cut into parts."""
 _USUAL_ROWS = 512
 """What unknown numbers of rows are taken to be, where tiles are chosen."""
 
 
 @dataclass(frozen=True)
 class LinearCode:
-    """One architecture's code, its tiles, and those that it has for a few rows too."""
+    """One architecture's code, its tiles, and those that it has beside these: each for up to so many rows."""
 
     arch: int
     code: ptx.Compiled
     config: LinearConfig | FewConfig
-    few: LinearConfig | None = None
+    smaller: tuple[tuple[int, LinearConfig], ...] = ()
 
 
 @cache
@@ -112,29 +112,30 @@ def _compiled(spec: LinearSpec) -> tuple[Program, list[LinearCode]]:
 def _code(spec: LinearSpec, arch: int) -> tuple[Program, LinearCode]:
     problem: UnsupportedError | None = None
     for wide in _tiles(spec, arch):
-        config, few = replace(wide, BN=min(wide.BN, _widest(spec))), None
-        if spec.rows is None:
-            config = replace(config, splits=_free_splits(spec))
+        config, smaller = replace(wide, BN=min(wide.BN, _widest(spec))), list[tuple[int, LinearConfig]]()
         try:
             if isinstance(config, FewConfig):
                 program = program_of(FusedLinear(spec), config, _symbol(spec))
-            elif spec.rows is None and _rows_at_least(spec) <= FEW:
-                few = replace(_few_tiles(spec), BN=min(_few_tiles(spec).BN, _widest(spec)))
-                few = replace(few, warps=config.warps, splits=config.splits)
-                of_few, of_many = _source(spec, few, arch, "_of_few"), _source(spec, config, arch, "_of_many")
-                program = program_of_forms(of_few, of_many, _symbol(spec), FEW)
             else:
-                program = _source(spec, config, arch).program()
+                smaller = _smaller(spec, config, arch)
+                program = _program(spec, config, smaller, arch)
             code = ptx.compile_program(program, arch, config.warps, config.stages)
         except UnsupportedError as e:
             problem = problem or e
             continue
-        return program, LinearCode(arch, code, config, few)
+        return program, LinearCode(arch, code, config, tuple(smaller))
     raise UnsupportedError(f"triton, linear site: {problem}")
 
 
+def _program(spec: LinearSpec, config: LinearConfig, smaller: Sequence[tuple[int, LinearConfig]], arch: int) -> Program:
+    if not smaller:
+        return _source(spec, config, arch).program()
+    forms = [(most, _source(spec, tiles, arch, f"_of_{most}")) for most, tiles in smaller]
+    return program_of_forms([*forms, (0, _source(spec, config, arch, "_of_more"))], _symbol(spec))
+
+
 def _source(spec: LinearSpec, config: LinearConfig, arch: int, suffix: str = "") -> LinearSource:
-    return LinearSource(spec, config, _symbol(spec) + suffix, f32_products(config.BM, config.warps, arch))
+    return LinearSource(spec, config, _symbol(spec) + suffix, products_of(config, arch))
 
 
 def _widest(spec: LinearSpec) -> int:
@@ -152,11 +153,13 @@ def _likely_rows(spec: LinearSpec) -> int:
     return spec.rows or max(_USUAL_ROWS, _rows_at_least(spec))
 
 
-def _free_splits(spec: LinearSpec) -> int:
+def _splits(spec: LinearSpec) -> int:
     """Parts of K, of which a call has fewer where it has more tiles; the same for both architectures, which share the function's
     buffers. None where the fewest rows that a call has fill a GPU."""
     fewest = -(-_rows_at_least(spec) // _SQUARE) * -(-spec.N // _SQUARE)
-    return 1 if fewest > MOST_TILES else most_parts(-(-spec.K // _SQUARE))
+    # Halves take half as long for as many numbers.
+    most = 1 if fewest > MOST_TILES else most_parts(spec.K if spec.dtype == "f32" else spec.K // 2)
+    return most if spec.rows is None else max(1, min(most, MOST_TILES // fewest))
 
 
 def _few_tiles(spec: LinearSpec) -> LinearConfig:
@@ -164,28 +167,61 @@ def _few_tiles(spec: LinearSpec) -> LinearConfig:
     return LinearConfig(16, 16 if spec.N <= 4096 else 32, 64 if spec.dtype == "f32" else 128, 4, 4)
 
 
+def _low_tiles(spec: LinearSpec, arch: int) -> LinearConfig:
+    """For f32 of so few rows that taller tiles leave multiprocessors without work (benchmarks/linear-f32-h200.csv)."""
+    stages = 4 if arch >= 90 else 3
+    if 0 < spec.N % 64 <= 32:
+        return LinearConfig(64, 32, 32, 4, stages)
+    return LinearConfig(32, 64, 64 if arch >= 90 and spec.K > 64 else 32, 4, 3)
+
+
+def _most_low(spec: LinearSpec) -> int:
+    """The most rows that are for those; 0 where they are for none."""
+    return LOW_TILES * 32 // -(-spec.N // 64) if spec.dtype == "f32" and spec.bits is None else 0
+
+
+def _smaller(spec: LinearSpec, config: LinearConfig, arch: int) -> list[tuple[int, LinearConfig]]:
+    """The tiles for fewer rows that code has beside its own, where only a run knows how many there are."""
+    least, most = _rows_at_least(spec), _most_low(spec)
+    if spec.rows is not None:
+        return []
+    found = [(FEW, _few_tiles(spec))] * (least <= FEW) + [(most, _low_tiles(spec, arch))] * (
+        max(least, FEW + 1) <= most
+    )
+    return [
+        (rows, replace(tiles, BN=min(tiles.BN, _widest(spec)), warps=config.warps, splits=config.splits))
+        for rows, tiles in found
+    ]
+
+
 def _tiles(spec: LinearSpec, arch: int) -> list[LinearConfig | FewConfig]:
     """Tiles, the best first, for where they do not fit."""
     if spec.rows is not None and spec.rows <= MOST_ROWS:
         return [config_of(FusedLinear(spec))]
-    wide = spec.dtype == "f32"
+    rows, splits = _likely_rows(spec), 1
     if _are_few(spec):
         first = _few_tiles(spec)
+    elif _most_low(spec):
+        # Code of several forms has as many threads in each. Of both architectures, which share the function's buffers, K is cut
+        # alike.
+        splits = _splits(spec)
+        first = LinearConfig(64, 64, 32, 4, 2) if spec.rows is None else LinearConfig(128, 64, 32, 8, 3)
+        if arch < 90:
+            first = LinearConfig(64, 64, 32, 4, 3)
+        if spec.rows is not None and spec.rows <= _most_low(spec):
+            first = _low_tiles(spec, arch)
     else:
-        rows = _likely_rows(spec)
         measured = measured_tiles(spec, rows)
         splits = measured[0].splits if measured and rows * spec.N <= PROCESSORS * _TILE else 1
+        splits = _splits(spec) if spec.rows is None else splits
         if measured and arch >= 90:
             return [replace(tiles, splits=splits) for tiles in measured]
         fills = -(-rows // 128) * -(-spec.N // 128) >= PROCESSORS
-        first = (
-            LinearConfig(128, 128, 32 if wide else 64, 8, 3)
-            if fills
-            else LinearConfig(64, 64, 32 if wide else 64, 4, 4)
-        )
+        deep = 32 if spec.dtype == "f32" else 64
+        first = LinearConfig(128, 128, deep, 8, 3) if fills else LinearConfig(64, 64, deep, 4, 4)
         if arch < 90:
             first = LinearConfig(first.BM, 64, 32, 4, 3)
-        first = replace(first, splits=splits)
+    first = replace(first, splits=splits)
     smaller = [replace(first, stages=2), replace(first, stages=1, BM=min(first.BM, 64), BN=min(first.BN, 64), warps=4)]
     return [first, *smaller]
 
@@ -249,12 +285,15 @@ class LinearEntry(KernelEntry):
 
     def _count(self, code: LinearCode, rows: str) -> str:
         """Workgroups for so many rows."""
-        t, N = self.t, self.spec.N
-        down = t.arith("ceildivui", rows, t.index(code.config.BM))
+        t, count = self.t, self._tiles_of(code.config, rows)
+        for most, tiles in reversed(code.smaller):
+            fit = t.test("ule", rows, t.index(most))
+            count = t.let(f"arith.select {fit}, {self._tiles_of(tiles, rows)}, {count} : index")
+        return count
+
+    def _tiles_of(self, config: LinearConfig | FewConfig, rows: str) -> str:
+        t = self.t
+        down = t.arith("ceildivui", rows, t.index(config.BM))
         if self.spec.rows is None:
             down = t.arith("maxui", down, t.index(1))  # CUDA takes no launch of nothing
-        many = t.arith("muli", down, t.index(-(-N // code.config.BN)))
-        if code.few is None:
-            return many
-        are_few = t.test("ule", rows, t.index(FEW))
-        return t.let(f"arith.select {are_few}, {t.index(-(-N // code.few.BN))}, {many} : index")
+        return t.arith("muli", down, t.index(-(-self.spec.N // config.BN)))

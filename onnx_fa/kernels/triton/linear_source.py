@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.mlir.text import element_type
+from onnx_fa.kernels.triton.config import f32_products
 from onnx_fa.kernels.triton.expressions import Block, Expressions
 from onnx_fa.kernels.triton.program import HEADER, TYPES, Program, write_program
 from onnx_fa.kernels.triton.shared_sums import SHARED, add_parts, begin_part
@@ -19,6 +20,8 @@ from onnx_fa.spec.linear import LinearSpec
 
 ROWS = "s0"
 """The parameter that holds the number of rows."""
+_WIDE = 64
+"""Columns for which Hopper's products of bf16 are worth it."""
 _TOGETHER = 8
 """Rows of blocks that are computed before the next column of blocks."""
 
@@ -34,6 +37,12 @@ class LinearConfig:
     warps: int
     stages: int
     splits: int = 1
+
+
+def products_of(config: LinearConfig, arch: int) -> str:
+    """How such tiles multiply f32, in Triton's words: see `f32_products`. Of few columns the parts of a bf16 cost more than they
+    save (benchmarks/linear-f32-h200.csv)."""
+    return f32_products(config.BM if config.BN >= _WIDE else 0, config.warps, arch)
 
 
 class LinearSource:
@@ -105,15 +114,18 @@ class LinearSource:
         t.do(f"acc = tl.dot({a}, tl.trans(w_tile), acc{self.precision})")
 
 
-def program_of_forms(few: LinearSource, many: LinearSource, name: str, most: int) -> Program:
-    """One kernel of two sources of the same spec, of other names: `few` where there are up to `most` rows, else `many`. A program
-    that chose between two kernels would be cut at each site, and submitted in as many pieces."""
-    forms = [few.program(), many.program()]
-    functions = "\n\n".join(form.text.removeprefix(HEADER) for form in forms)
-    given = ", ".join([*(pointer for pointer, _ in forms[0].pointers), ROWS])
-    lines = [f"    if {ROWS} <= {most}:", f"        {few.name}({given})", "    else:", f"        {many.name}({given})"]
+def program_of_forms(forms: Sequence[tuple[int, LinearSource]], name: str) -> Program:
+    """One kernel of several sources of the same spec, of other names, each with the most rows that it is for; the last is for all
+    others. A program that chose between kernels would be cut at each site, and submitted in as many pieces."""
+    programs = [source.program() for _, source in forms]
+    functions = "\n\n".join(program.text.removeprefix(HEADER) for program in programs)
+    given = ", ".join([*(pointer for pointer, _ in programs[0].pointers), ROWS])
+    lines = list[str]()
+    for i, (most, source) in enumerate(forms):
+        test = f"{'el' * (i > 0)}if {ROWS} <= {most}:" if i < len(forms) - 1 else "else:"
+        lines += [f"    {test}", f"        {source.name}({given})"]
     header = f"{HEADER}{functions}\n\n@triton.jit"
-    return write_program(name, forms[0].pointers, {"rows": ROWS}, lines, header)
+    return write_program(name, programs[0].pointers, {"rows": ROWS}, lines, header)
 
 
 def linear_program(spec: LinearSpec, name: str, t: Block, shared: Sequence[tuple[str, str]] = ()) -> Program:

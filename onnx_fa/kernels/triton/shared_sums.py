@@ -12,13 +12,16 @@ BUSY = 2 * MULTIPROCESSORS
 """Workgroups that keep a GPU busy; more parts than make so many are not begun."""
 MOST_TILES = BUSY // 2
 """More of them have no parts."""
-_LEAST_STEPS = 2
-"""Of the loop, of each part: fewer take no longer than what they are added up in."""
+LOW_TILES = 1000
+"""So many tiles of 32 rows of f32, on tensor cores as three products of tf32, take no longer than taller ones, which read less
+(benchmarks/linear-f32-h200.csv)."""
+_LEAST = 128
+"""Numbers that a part adds up at the least: fewer take no longer than parts do to be added up."""
 
 
-def most_parts(steps: int) -> int:
-    """Into how many parts a loop of so many steps is cut at the most."""
-    return max(1, min(16, steps // _LEAST_STEPS))
+def most_parts(numbers: int) -> int:
+    """Into how many parts a sum of so many numbers is cut at the most."""
+    return max(1, min(16, numbers // _LEAST))
 
 
 def begin_part(t: Block, end: int, step: int, stages: int) -> None:

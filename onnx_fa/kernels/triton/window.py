@@ -9,12 +9,12 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.kernels.triton import ptx
-from onnx_fa.kernels.triton.config import ARCHITECTURES, MULTIPROCESSORS, f32_products, power_of_two
+from onnx_fa.kernels.triton.config import ARCHITECTURES, power_of_two
 from onnx_fa.kernels.triton.entry import Counters, dispatch
 from onnx_fa.kernels.triton.executable import ArchCode, executable_text
-from onnx_fa.kernels.triton.linear_source import LinearConfig
+from onnx_fa.kernels.triton.linear_source import LinearConfig, products_of
 from onnx_fa.kernels.triton.program import Program
-from onnx_fa.kernels.triton.shared_sums import BUSY, MOST_TILES, most_parts
+from onnx_fa.kernels.triton.shared_sums import BUSY, LOW_TILES, MOST_TILES, most_parts
 from onnx_fa.kernels.triton.window_source import WindowSource, numbers_along
 from onnx_fa.spec.windows import WindowSpec
 
@@ -33,23 +33,28 @@ def _tiles(spec: WindowSpec, arch: int) -> list[LinearConfig]:
     if spec.depthwise:
         return [replace(_DEPTHWISE, BN=min(64, power_of_two(spec.N)))]
     rows, deep = spec.rows * (spec.images or 1), 32 if spec.dtype == "f32" else 64
-    wide = max(_LEAST, min(64, power_of_two(spec.N)))
     deep = max(_LEAST, min(deep, power_of_two(spec.channels if spec.channels >= _LEAST else spec.K)))
-    fills = -(-rows // 128) * -(-spec.N // 128) * spec.groups >= MULTIPROCESSORS
-    first = LinearConfig(64, wide, deep, 4, 4 if arch >= 90 else 3)
-    if fills and arch >= 90:
-        first = LinearConfig(128, max(_LEAST, min(128, power_of_two(spec.N))), deep, 8, 3)
-    fewest = -(-rows // 64) * -(-spec.N // wide) * spec.groups
+    wide = max(_LEAST, min(64, power_of_two(spec.N)))
+    narrow = 0 < spec.N % 64 <= 32
+    tall, wide = (64, min(wide, 32)) if narrow else (32, wide)
+    if -(-rows // tall) * -(-spec.N // wide) * spec.groups > LOW_TILES:
+        tall, wide = (128 if arch >= 90 else 64), max(_LEAST, min(64, power_of_two(spec.N)))
+    first = LinearConfig(tall, wide, deep, 8 if tall == 128 else 4, 4 if arch >= 90 and tall < 128 else 3)
+    fewest = -(-rows // 64) * -(-spec.N // 64) * spec.groups
     # The same for both architectures, which share the function's buffers.
-    splits = 1 if fewest > MOST_TILES else most_parts(-(-numbers_along(spec, 64) // 64))
+    splits = 1 if fewest > MOST_TILES else most_parts(numbers_along(spec, 32))
     first = replace(first, splits=splits)
-    return [first, replace(first, stages=2), replace(first, stages=1, BM=64, BN=min(first.BN, 64), warps=4)]
+    return [
+        first,
+        replace(first, stages=2),
+        replace(first, stages=1, BM=min(first.BM, 64), BN=min(first.BN, 64), warps=4),
+    ]
 
 
 def _compiled(spec: WindowSpec, symbol: str, arch: int) -> tuple[Program, ArchCode, LinearConfig]:
     problem: UnsupportedError | None = None
     for config in _tiles(spec, arch):
-        program = WindowSource(spec, config, symbol, f32_products(config.BM, config.warps, arch)).program()
+        program = WindowSource(spec, config, symbol, products_of(config, arch)).program()
         try:
             return program, ArchCode(arch, ptx.compile_program(program, arch, config.warps, config.stages)), config
         except UnsupportedError as e:

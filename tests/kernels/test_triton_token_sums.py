@@ -1,0 +1,50 @@
+"""Linear attention over all tokens by Triton: numbers in Triton's interpreter, and what becomes of a model for CUDA (no GPU)."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from onnx_fa.iree.compile import import_model, iree_compile
+from onnx_fa.spec.target import parse_target
+from tests.iree.test_token_sums import CASES, REFUSED
+from tests.support.triton_sources import triton_sources
+
+ROOT = Path(__file__).parents[2]
+CUDA = parse_target("cuda")
+
+
+def test_numbers() -> None:
+    """The source is within f32's rounding of float64, and infinities and NaN are where they are there."""
+    command = [sys.executable, "-m", "tests.support.token_sums_interpreter"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == 9 and {name: d for name, d in found.items() if not d <= 3e-7} == {}
+
+
+@pytest.mark.parametrize("name", ["ragged", "known", "turned", "apart", "plain", "narrow"])
+def test_one_dispatch(name: str, tmp_path: Path) -> None:
+    """Compiled for all architectures once, and as Triton's source else."""
+    if name == "ragged":
+        text = import_model(CASES[name].model(), "cuda").text
+        iree_compile(text, tmp_path / "m.vmfb", CUDA, timeout_s=200)
+        data = (tmp_path / "m.vmfb").read_bytes()
+        assert b".target sm_90a" in data and b".target sm_80" in data
+    else:
+        with triton_sources():
+            text = import_model(CASES[name].model(), "cuda").text
+    iree_compile(text, tmp_path / "m.stream", CUDA, phase="stream", timeout_s=200)
+    program = (tmp_path / "m.stream").read_text()
+    assert len(re.findall(r"stream\.cmd\.dispatch {?@linear_attention_", program)) == 1 and "matmul" not in program
+
+
+@pytest.mark.parametrize("name", ["upside down", "another divisor", "softmax", "sums beyond the stack"])
+def test_stays_as_it_is(name: str) -> None:
+    with triton_sources():
+        assert "@linear_attention_" not in import_model(REFUSED[name].model(), "cuda").text
