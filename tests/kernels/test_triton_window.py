@@ -15,7 +15,7 @@ from onnx_fa.errors import UnsupportedError
 from onnx_fa.iree.compile import iree_compile
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.linear_source import LinearConfig
-from onnx_fa.kernels.triton.window import _operands, _tiles, emit_window, takes
+from onnx_fa.kernels.triton.window import _operands, _smaller, _tiles, emit_window, takes
 from onnx_fa.kernels.triton.window_source import WindowSource
 from onnx_fa.spec.target import parse_target
 from onnx_fa.spec.windows import WindowSpec
@@ -93,7 +93,10 @@ def test_tiles() -> None:
     )
     assert {_tiles(small, arch)[0].splits for arch in (90, 80)} == {16}
     assert {_tiles(large, arch)[0].splits for arch in (90, 80)} == {1}
-    assert (_tiles(large, 90)[0].BM, _tiles(large, 80)[0].BM, _tiles(small, 90)[0].BM) == (128, 64, 32)
+    assert (_tiles(large, 90)[0].BM, _tiles(large, 80)[0].BM, _tiles(small, 90)[0].BM) == (128, 64, 64)
+    assert [(most, tiles.BM) for most, tiles in _smaller(small, _tiles(small, 90)[0], 90)] == [(1800, 32)]
+    one = replace(small, images=1)
+    assert _tiles(one, 90)[0].BM == 32 and not _smaller(one, _tiles(one, 90)[0], 90)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import numpy as np
 import torch
 
-from onnx_fa.kernels.triton.linear_source import LinearConfig
+from onnx_fa.kernels.triton.linear_source import LinearConfig, program_of_forms
 from onnx_fa.kernels.triton.ptx import load_function
 from onnx_fa.kernels.triton.window_source import WindowSource
 from onnx_fa.spec.windows import WindowSpec, slide
@@ -28,9 +29,13 @@ quicken()
 def run(spec: WindowSpec, operands: list[Any], parts: int) -> Any:
     """y, by small tiles, with so many parts of K."""
     config = LinearConfig(16, 16, 1 if spec.depthwise else 16, 4, 1, 3 if parts > 1 else 1)
-    program = WindowSource(spec, config, "window", "ieee").program()
     images = len(operands[0])
     rows = images * spec.rows
+    program = WindowSource(spec, config, "window", "ieee").program()
+    if spec.images is None and not spec.depthwise:  # of two forms the taller is for more places than there are
+        tall = replace(config, BM=64)
+        forms = [(most, WindowSource(spec, c, f"of_{most}", "ieee")) for most, c in ((rows, config), (0, tall))]
+        program = program_of_forms(forms, "window")
     out = torch.full((images, *spec.y_shape), float("nan"))
     inputs = [torch.from_numpy(np.ascontiguousarray(x)) for x in operands]
     tiles = -(-rows // config.BM) * -(-spec.N // config.BN) * spec.groups

@@ -176,8 +176,9 @@ def _low_tiles(spec: LinearSpec, arch: int) -> LinearConfig:
 
 
 def _most_low(spec: LinearSpec) -> int:
-    """The most rows that are for those; 0 where they are for none."""
-    return LOW_TILES * 32 // -(-spec.N // 64) if spec.dtype == "f32" and spec.bits is None else 0
+    """The most rows that are for those; 0 where they are for none, as where a row of tiles fills a GPU."""
+    most = LOW_TILES * 32 // -(-spec.N // 64)
+    return most if spec.dtype == "f32" and spec.bits is None and most >= 2 * _SQUARE else 0
 
 
 def _smaller(spec: LinearSpec, config: LinearConfig, arch: int) -> list[tuple[int, LinearConfig]]:

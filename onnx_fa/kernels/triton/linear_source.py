@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.mlir.text import element_type
@@ -114,7 +115,16 @@ class LinearSource:
         t.do(f"acc = tl.dot({a}, tl.trans(w_tile), acc{self.precision})")
 
 
-def program_of_forms(forms: Sequence[tuple[int, LinearSource]], name: str) -> Program:
+class Source(Protocol):
+    """The source of a kernel whose one size is the number of rows."""
+
+    @property
+    def name(self) -> str: ...
+
+    def program(self) -> Program: ...
+
+
+def program_of_forms(forms: Sequence[tuple[int, Source]], name: str) -> Program:
     """One kernel of several sources of the same spec, of other names, each with the most rows that it is for; the last is for all
     others. A program that chose between kernels would be cut at each site, and submitted in as many pieces."""
     programs = [source.program() for _, source in forms]

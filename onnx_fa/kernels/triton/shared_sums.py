@@ -12,7 +12,7 @@ BUSY = 2 * MULTIPROCESSORS
 """Workgroups that keep a GPU busy; more parts than make so many are not begun."""
 MOST_TILES = BUSY // 2
 """More of them have no parts."""
-LOW_TILES = 1000
+LOW_TILES = 450
 """So many tiles of 32 rows of f32, on tensor cores as three products of tf32, take no longer than taller ones, which read less
 (benchmarks/linear-f32-h200.csv)."""
 _LEAST = 128

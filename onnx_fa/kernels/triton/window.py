@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 from onnx_fa.errors import UnsupportedError
@@ -11,8 +11,8 @@ from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.config import ARCHITECTURES, power_of_two
 from onnx_fa.kernels.triton.entry import Counters, dispatch
-from onnx_fa.kernels.triton.executable import ArchCode, executable_text
-from onnx_fa.kernels.triton.linear_source import LinearConfig, products_of
+from onnx_fa.kernels.triton.executable import executable_text
+from onnx_fa.kernels.triton.linear_source import LinearConfig, products_of, program_of_forms
 from onnx_fa.kernels.triton.program import Program
 from onnx_fa.kernels.triton.shared_sums import BUSY, LOW_TILES, MOST_TILES, most_parts
 from onnx_fa.kernels.triton.window_source import WindowSource, numbers_along
@@ -28,18 +28,29 @@ def takes(spec: WindowSpec) -> bool:
     return spec.x_last and spec.last and len(spec.sizes) == 2 and spec.blocks == 1 and spec.panel == spec.N
 
 
+@dataclass(frozen=True)
+class WindowCode:
+    """One architecture's code, its tiles, and those that it has beside these: each for up to so many places of all images."""
+
+    arch: int
+    code: ptx.Compiled
+    config: LinearConfig
+    smaller: tuple[tuple[int, LinearConfig], ...] = ()
+
+
 def _tiles(spec: WindowSpec, arch: int) -> list[LinearConfig]:
-    """Tiles, the best first, for where they do not fit. Images are at least one."""
+    """Tiles for any number of images, the best first, for where they do not fit."""
     if spec.depthwise:
         return [replace(_DEPTHWISE, BN=min(64, power_of_two(spec.N)))]
-    rows, deep = spec.rows * (spec.images or 1), 32 if spec.dtype == "f32" else 64
-    deep = max(_LEAST, min(deep, power_of_two(spec.channels if spec.channels >= _LEAST else spec.K)))
-    wide = max(_LEAST, min(64, power_of_two(spec.N)))
-    narrow = 0 < spec.N % 64 <= 32
-    tall, wide = (64, min(wide, 32)) if narrow else (32, wide)
-    if -(-rows // tall) * -(-spec.N // wide) * spec.groups > LOW_TILES:
-        tall, wide = (128 if arch >= 90 else 64), max(_LEAST, min(64, power_of_two(spec.N)))
-    first = LinearConfig(tall, wide, deep, 8 if tall == 128 else 4, 4 if arch >= 90 and tall < 128 else 3)
+    rows = spec.rows * (spec.images or 1)
+    low = _low_tiles(spec, arch)
+    if rows <= _most_low(spec, low) and spec.images is not None:
+        first = low
+    else:
+        # Code of several forms has as many threads in each.
+        first = replace(low, BM=64, BN=max(_LEAST, min(64, power_of_two(spec.N))), stages=3)
+        if arch >= 90 and (spec.images is not None or rows > _most_low(spec, low)):
+            first = replace(first, BM=128, warps=8)
     fewest = -(-rows // 64) * -(-spec.N // 64) * spec.groups
     # The same for both architectures, which share the function's buffers.
     splits = 1 if fewest > MOST_TILES else most_parts(numbers_along(spec, 32))
@@ -51,14 +62,45 @@ def _tiles(spec: WindowSpec, arch: int) -> list[LinearConfig]:
     ]
 
 
-def _compiled(spec: WindowSpec, symbol: str, arch: int) -> tuple[Program, ArchCode, LinearConfig]:
+def _low_tiles(spec: WindowSpec, arch: int) -> LinearConfig:
+    """Tiles for so few places that taller ones would leave multiprocessors without work (benchmarks/linear-f32-h200.csv)."""
+    deep = 32 if spec.dtype == "f32" else 64
+    deep = max(_LEAST, min(deep, power_of_two(spec.channels if spec.channels >= _LEAST else spec.K)))
+    tall, wide = (64, 32) if 0 < spec.N % 64 <= 32 else (32, 64)
+    return LinearConfig(tall, max(_LEAST, min(wide, power_of_two(spec.N))), deep, 4, 4 if arch >= 90 else 3)
+
+
+def _most_low(spec: WindowSpec, low: LinearConfig) -> int:
+    """The most places of all images that are for those."""
+    return LOW_TILES * low.BM // (-(-spec.N // low.BN) * spec.groups)
+
+
+def _smaller(spec: WindowSpec, config: LinearConfig, arch: int) -> list[tuple[int, LinearConfig]]:
+    """The tiles for fewer places that code has beside its own, where only a run knows how many images there are."""
+    low = _low_tiles(spec, arch)
+    if spec.images is not None or spec.depthwise or spec.rows > (most := _most_low(spec, low)):
+        return []
+    return [(most, replace(low, warps=config.warps, splits=config.splits))]
+
+
+def _compiled(spec: WindowSpec, symbol: str, arch: int) -> tuple[Program, WindowCode]:
     problem: UnsupportedError | None = None
     for config in _tiles(spec, arch):
-        program = WindowSource(spec, config, symbol, products_of(config, arch)).program()
+        smaller = _smaller(spec, config, arch)
+        forms = [
+            (most, WindowSource(spec, tiles, f"{symbol}_of_{most}", products_of(tiles, arch)))
+            for most, tiles in [*smaller, (0, config)]
+        ]
+        if smaller:
+            program = program_of_forms(forms, symbol)
+        else:
+            program = WindowSource(spec, config, symbol, products_of(config, arch)).program()
         try:
-            return program, ArchCode(arch, ptx.compile_program(program, arch, config.warps, config.stages)), config
+            code = ptx.compile_program(program, arch, config.warps, config.stages)
         except UnsupportedError as e:
             problem = problem or e
+            continue
+        return program, WindowCode(arch, code, config, tuple(smaller))
     raise UnsupportedError(f"triton, convolution: {problem}")
 
 
@@ -70,13 +112,13 @@ def emit_window(spec: WindowSpec) -> dict[str, str]:
         raise UnsupportedError(f"a convolution of {spec} on CUDA")
     symbol = f"{spec.name}_tiles"
     made = [_compiled(spec, symbol, arch) for arch in ARCHITECTURES]
-    program, codes, configs = made[0][0], [code for _, code, _ in made], [config for *_, config in made]
-    splits = [config.splits for config in configs]
+    program, codes = made[0][0], [code for _, code in made]
+    splits = [code.config.splits for code in codes]
     texts = {symbol: executable_text(symbol, program, codes, splits, BUSY)}
     counters = Counters(spec.name, MOST_TILES) if max(splits) > 1 else None
     if counters:
         texts[counters.symbol] = [counters.declaration]
-    texts[spec.name] = _function(spec, symbol, configs, counters)
+    texts[spec.name] = _function(spec, symbol, codes, counters)
     return {key: "\n".join(lines) + "\n" for key, lines in texts.items()}
 
 
@@ -90,24 +132,20 @@ def _operands(spec: WindowSpec) -> list[Operand]:
     return found
 
 
-def _function(spec: WindowSpec, symbol: str, configs: list[LinearConfig], counters: Counters | None) -> list[str]:
+def _function(spec: WindowSpec, symbol: str, codes: list[WindowCode], counters: Counters | None) -> list[str]:
     t, operands = Text(), _operands(spec)
     y = Operand("%y", (ROWS if spec.parts is None else spec.parts, *spec.y_shape), spec.dtype)
     if spec.parts is None:
         t.do(f"%rows = tensor.dim %x, {t.index(0)} : {operands[0].type}")
     images = "%rows" if spec.parts is None else t.index(spec.parts)
     rows = t.arith("muli", images, t.index(spec.rows))
-    counts = []
-    for config in configs:
-        down = t.arith("ceildivui", rows, t.index(config.BM))
-        down = t.arith("maxui", down, t.index(1))  # CUDA takes no launch of nothing
-        counts.append(t.arith("muli", down, t.index(-(-spec.N // config.BN) * spec.groups)))
+    counts = [_workgroups(t, spec, code, rows) for code in codes]
     given, kinds = [x.name for x in operands], [f"{x.type}{x.sizes}" for x in operands]
     results, shared = [f"{y.type}{y.sizes}"], list[str]()
     if counters:
         shared = [counters.load(t)]
         given, kinds = [*given, *shared], [*kinds, counters.type]
-        part = f"tensor<{BUSY * max(c.BM * c.BN for c in configs)}xf32>"
+        part = f"tensor<{BUSY * max(_largest(c) for c in codes)}xf32>"
         results = [*shared, part, *results]
     count = t.let(f"arith.index_cast {rows} : index to i32")
     made = dispatch(t, symbol, list(ARCHITECTURES), counts, [*given, count], [*kinds, "i32"], results)
@@ -120,3 +158,23 @@ def _function(spec: WindowSpec, symbol: str, configs: list[LinearConfig], counte
         f"util.return {made[-1]} : {y.type}",
         "}",
     ]
+
+
+def _largest(code: WindowCode) -> int:
+    """Numbers of a tile of any form."""
+    return max(tiles.BM * tiles.BN for tiles in (code.config, *(tiles for _, tiles in code.smaller)))
+
+
+def _workgroups(t: Text, spec: WindowSpec, code: WindowCode, rows: str) -> str:
+    """How many there are for so many places of all images."""
+
+    def tiles_of(config: LinearConfig) -> str:
+        down = t.arith("ceildivui", rows, t.index(config.BM))
+        down = t.arith("maxui", down, t.index(1))  # CUDA takes no launch of nothing
+        return t.arith("muli", down, t.index(-(-spec.N // config.BN) * spec.groups))
+
+    count = tiles_of(code.config)
+    for most, tiles in code.smaller:
+        fit = t.test("ule", rows, t.index(most))
+        count = t.let(f"arith.select {fit}, {tiles_of(tiles)}, {count} : index")
+    return count
