@@ -231,6 +231,7 @@ def test_forms_of_f32() -> None:
         _compiled(LinearSpec(lead, 768, 768, "f32"))[1][0] for lead in (("b", "s"), ("b", 197), ("b", 9000))
     )
     assert [most for most, _ in free.smaller] == [16, 1200] and [most for most, _ in image.smaller] == [1200]
+    assert {(c.BM, c.BK, c.stages) for _, c in free.smaller} == {(16, 32, 8), (32, 32, 4)}
     assert tall.smaller == () and tall.config.splits == 1 and image.config.splits == free.config.splits == 6
     few, low, high = (_tiles(LinearSpec((rows,), 768, 768, "f32"), 90)[0] for rows in (16, 197, 4000))
     assert [(c.BM, c.splits) for c in (few, low, high)] == [(16, 1), (32, 2), (128, 1)]

@@ -186,9 +186,12 @@ def _smaller(spec: LinearSpec, config: LinearConfig, arch: int) -> list[tuple[in
     least, most = _rows_at_least(spec), _most_low(spec)
     if spec.rows is not None:
         return []
-    found = [(FEW, _few_tiles(spec))] * (least <= FEW) + [(most, _low_tiles(spec, arch))] * (
-        max(least, FEW + 1) <= most
-    )
+    few, low = _few_tiles(spec), _low_tiles(spec, arch)
+    if most:
+        # All forms have the registers of the one that takes most: with deeper steps 207, of which a multiprocessor holds two
+        # workgroups, in place of 163, of which it holds three.
+        few, low = replace(few, BK=32, stages=8), replace(low, BK=32, stages=min(low.stages + (low.BK > 32), 4))
+    found = [(FEW, few)] * (least <= FEW) + [(most, low)] * (max(least, FEW + 1) <= most)
     return [
         (rows, replace(tiles, BN=min(tiles.BN, _widest(spec)), warps=config.warps, splits=config.splits))
         for rows, tiles in found

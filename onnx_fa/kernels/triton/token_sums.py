@@ -91,7 +91,7 @@ def sums_program(spec: TokenSums, symbol: str) -> Program:
     read("q", *of_q, size(queries))
     if spec.relu[0]:
         t.do("q = tl.where(q < 0.0, 0.0, q)  # NaN stays")
-    t.do(f"above = tl.dot(q, sums, input_precision='ieee')")
+    t.do("above = tl.dot(q, sums, input_precision='ieee')")
     t.do(f"below = tl.sum(q * z[None, :], 1) + {spec.epsilon!r}")
     t.do(f"y_n = tl.arange(0, {padded(spec.Dv)})[None, :]")
     row = f"(image * {size(queries)} + token) * {size(heads)} + head"
