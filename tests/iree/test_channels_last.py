@@ -170,3 +170,15 @@ def test_on_cuda(name: str, tmp_path: Path) -> None:
     iree_compile(module, tmp_path / "m.stream", CUDA, phase="stream", timeout_s=300)
     text = (tmp_path / "m.stream").read_text()
     assert "conv_" in text and "linalg.conv" not in text and "stream.cmd.copy" not in text
+
+
+@pytest.mark.parametrize(("op", "sites"), [("GlobalAveragePool", 3), ("GlobalMaxPool", 1)])
+def test_all_places_on_cuda(op: str, sites: int) -> None:
+    """A mean is two convolutions as long as the image's sides; a maximum stays with the compiler, channels first."""
+    n = Net(16, 12, 10)
+    y = n.add("Mul", n.conv(n.add("Relu", n.conv("x", 16, 32)), 32, 48, 3), n.const(np.float32(0.5)))
+    model = n.model(n.add(op, y))
+    made = turned(model, CUDA)
+    assert ops(made)[CONV_SITE] == sites and ops(made)["ReduceMean"] == ops(made)["ReduceMax"] == 0
+    feeds = image(model)
+    assert_same(run(model, feeds), evaluate(made, feeds), 1e-5)

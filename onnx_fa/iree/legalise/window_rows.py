@@ -183,9 +183,10 @@ def _write_pool(shape: ConvShape, mean: bool, w: ImageWriter, node: onnx.NodePro
 
 
 def reduce_places(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
-    """The mean or the maximum over all places."""
+    """The mean or the maximum over all places; the latter on CPUs. For GPUs IREE refuses some reductions of numbers that lie apart
+    ("failed to distribute"), with what is in front of them in the same dispatch."""
     x, y = node.input[0], node.output[0]
-    if x not in images or len(g.shape(x) or ()) != 4:
+    if x not in images or len(g.shape(x) or ()) != 4 or (g.cpu is None and "Max" in op_of(node)):
         return None
     axes = attr_of(node, "axes", None)
     if axes is None and len(node.input) > 1 and node.input[1]:
@@ -218,7 +219,7 @@ def _mean(w: ImageWriter, x: str, hint: str) -> str:
     """The mean over all places of an image, (batch, 1, channels): sums over columns, and of these, by the kernel of depthwise
     convolutions, as IREE adds numbers that lie apart one after the other. Empty where it has no kernel."""
     g, image = w.g, w.images[x]
-    if g.cpu is None or not panel_of(image.channels, g.cpu):
+    if g.cpu is not None and not panel_of(image.channels, g.cpu):
         return ""
     made, sizes = w.read(x, hint), (image.height, image.width)
     for kernel, number in (((1, image.width), 1.0), ((image.height, 1), 1 / image.places)):
