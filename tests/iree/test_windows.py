@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper as h
+from onnx.reference import ReferenceEvaluator
 
 from onnx_fa.iree.compile import compile_model
 from onnx_fa.iree.inference import infer_types
@@ -81,7 +82,10 @@ def test_any_window(op: str, axes: list[tuple[int, ...]], auto: str, dilation: i
     infer_types(typed, {})
     written = legalize(typed)
     inputs = drawn(model)
-    np.testing.assert_allclose(run(written, inputs)[0], run(model, inputs)[0], rtol=1e-5, atol=1e-6)
+    # Where windows are two and more further apart than they reach, onnxruntime may crop the image, which onnx does not say.
+    cropped = op == "Conv" and auto.startswith("SAME") and any(s > r + 1 for s, r in zip(strides, reach, strict=True))
+    want = ReferenceEvaluator(model).run(None, inputs) if cropped else run(model, inputs)
+    np.testing.assert_allclose(run(written, inputs)[0], want[0], rtol=1e-5, atol=1e-6)
     if auto == "NOTSET" and all(
         r > lo for r, lo in zip(reach, low, strict=True)
     ):  # a window of pads alone stays as it is
