@@ -3,10 +3,7 @@ needed)."""
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -28,6 +25,7 @@ from onnx_fa.spec.fused_linear import FusedLinear
 from onnx_fa.spec.linear import Bits, LinearSpec, biased, linear_name, multiply, unpacked, weight_of
 from onnx_fa.spec.target import parse_target
 from onnx_fa.spec.terms import TensorArg
+from tests.support.interpreted import distances_of
 from tests.support.linear_cases import CASES, FUSED, SIZES, bound, draw
 from tests.support.triton_sources import triton_sources
 
@@ -43,10 +41,7 @@ def test_numbers() -> None:
         name: spec.dtype for name, spec in CASES.items() if "bf16" not in spec.operand_dtypes and not spec.is_of_bytes
     }
     types |= {name: spec.product.dtype for name, spec in FUSED.items()}
-    command = [sys.executable, "-m", "tests.support.linear_interpreter", *types]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = distances_of("linear_interpreter", types)
     assert {n: d for n, d in found.items() if not d <= TOLERANCE[types[n]]} == {}
 
 

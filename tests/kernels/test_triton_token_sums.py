@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ import pytest
 from onnx_fa.iree.compile import import_model, iree_compile
 from onnx_fa.spec.target import parse_target
 from tests.iree.test_token_sums import CASES, REFUSED
+from tests.support.interpreted import distances_of
 from tests.support.triton_sources import triton_sources
 
 ROOT = Path(__file__).parents[2]
@@ -21,10 +19,7 @@ CUDA = parse_target("cuda")
 
 def test_numbers() -> None:
     """The source is within f32's rounding of float64, and infinities and NaN are where they are there."""
-    command = [sys.executable, "-m", "tests.support.token_sums_interpreter"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = distances_of("token_sums_interpreter")
     assert len(found) == 9 and {name: d for name, d in found.items() if not d <= 3e-7} == {}
 
 

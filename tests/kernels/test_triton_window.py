@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +16,7 @@ from onnx_fa.kernels.triton.window import _operands, _smaller, _tiles, emit_wind
 from onnx_fa.kernels.triton.window_source import WindowSource
 from onnx_fa.spec.target import parse_target
 from onnx_fa.spec.windows import WindowSpec
+from tests.support.interpreted import distances_of
 from tests.support.triton_sources import triton_sources
 from tests.support.window_cases import GPU_CASES, conv
 
@@ -28,10 +26,7 @@ CUDA = parse_target("cuda")
 
 def test_numbers() -> None:
     """The source, run in the interpreter, is within f32's rounding of float64, with K in one part and in several."""
-    command = [sys.executable, "-m", "tests.support.window_interpreter"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = distances_of("window_interpreter")
     assert set(found) == set(GPU_CASES) and {n: d for n, d in found.items() if not d <= 3e-7} == {}
 
 

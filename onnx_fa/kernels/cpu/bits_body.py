@@ -17,18 +17,6 @@ time where there are eight for each: of 24, one of two workers would take 16."""
 MANY_REGISTERS = 32
 
 
-def function_text(
-    name: str, operands: Sequence[Operand], outputs: Sequence[Operand], t: Text, made: Sequence[str]
-) -> list[str]:
-    """The function of that name that a program calls, whose body is `t`, and which returns what is `made`; %rows is the first dim
-    of its first operand, where that is free."""
-    typed, types = ", ".join(f"{x.name}: {x.type}" for x in operands), ", ".join(y.type for y in outputs)
-    first = operands[0]
-    rows = ["%first = arith.constant 0 : index", f"%rows = tensor.dim {first.name}, %first : {first.type}"]
-    head = f"util.func private @{name}({typed}) -> {types if len(outputs) == 1 else f'({types})'} {{"
-    return [head, *(rows * first.is_free), *t.render(), f"util.return {', '.join(made)} : {types}", "}"]
-
-
 def add_lanes(t: Text, total: str, lanes: int) -> str:
     """The f32 that the lanes of a vector add up to, half to half: one after the other each would wait for the one before, in a
     short row for longer than its products take."""

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnx_fa.kernels.cpu.bits_body import RowsOfWeight, add_lanes, function_text
+from onnx_fa.kernels.cpu.bits_body import RowsOfWeight, add_lanes
 from onnx_fa.kernels.cpu.bits_rounded import RoundedRows, round_text
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
 from onnx_fa.kernels.cpu.bits_sums import ByteSums, Sum
 from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined
+from onnx_fa.kernels.mlir.called import function_text
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.spec.target import Target

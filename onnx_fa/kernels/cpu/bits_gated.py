@@ -13,11 +13,11 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from onnx_fa.kernels.cpu.bits_body import function_text
 from onnx_fa.kernels.cpu.bits_dots import ByteProducts, can_round, rounded_rows
 from onnx_fa.kernels.cpu.bits_rounded import RoundedRows, write_block
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
 from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined, load, make_executable, store
+from onnx_fa.kernels.mlir.called import function_text
 from onnx_fa.kernels.mlir.expressions import ExprVectors, IntBounds, Vector
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import Text, memref_type

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from onnx_fa.kernels.cpu.bits_body import RowsOfWeight, add_lanes, function_text
+from onnx_fa.kernels.cpu.bits_body import RowsOfWeight, add_lanes
 from onnx_fa.kernels.cpu.bits_dots import can_round, rounded_texts
 from onnx_fa.kernels.cpu.bits_many import StagedBits, has_many, tiles_of, words_of
 from onnx_fa.kernels.cpu.bits_spec import BitsProduct
 from onnx_fa.kernels.cpu.bits_table import all_numbers, has_table, looked_up
 from onnx_fa.kernels.cpu.linear_body import FEW, LinearTiles
 from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined
+from onnx_fa.kernels.mlir.called import function_text
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.spec.target import Target
 

@@ -11,9 +11,10 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onnx_fa.kernels.cpu.bits_body import add_lanes, function_text
+from onnx_fa.kernels.cpu.bits_body import add_lanes
 from onnx_fa.kernels.cpu.bits_spec import Blocks
 from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined, load, make_executable, store
+from onnx_fa.kernels.mlir.called import function_text
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.spec.terms import Dim

@@ -10,17 +10,15 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from onnx_fa.kernels.cpu.bits_body import function_text
 from onnx_fa.kernels.cpu.row_dispatch import (
     call_dispatch,
     index_of,
     joined,
     load,
     make_executable,
-    own_dims,
-    read_dims,
     store,
 )
+from onnx_fa.kernels.mlir.called import function_text, own_dims, read_dims
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import memref_type
 from onnx_fa.kernels.mlir.vectors import Lanes

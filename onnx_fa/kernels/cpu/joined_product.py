@@ -14,9 +14,9 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onnx_fa.kernels.cpu.bits_body import function_text
 from onnx_fa.kernels.cpu.epilogues import EpilogueVectors, tensor_operands
 from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined, load, make_executable, store, tile_height
+from onnx_fa.kernels.mlir.called import function_text
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.text import memref_type
 from onnx_fa.kernels.mlir.vectors import Lanes

@@ -115,19 +115,6 @@ def call_changing(
     return results[len(changed) :]
 
 
-def own_dims(shape: Sequence[Dim], operand: str) -> tuple[Dim, ...]:
-    """A shape with a symbol of the operand's own for each dim that only the run knows."""
-    return tuple(d if isinstance(d, int) else f"{operand}{i}" for i, d in enumerate(shape))
-
-
-def read_dims(t: Text, operands: Sequence[Operand]) -> None:
-    """Names what a function is given of such dims, each of one operand."""
-    for x in operands:
-        for axis, dim in enumerate(x.shape):
-            if isinstance(dim, str):
-                t.do(f"%{dim} = tensor.dim {x.name}, {t.index(axis)} : {x.type}")
-
-
 def _symbols(operands: Iterable[Operand]) -> list[str]:
     """What only a run knows of their shapes, as indices."""
     return list(dict.fromkeys(f"%{symbol}" for x in operands for symbol in x.symbols))

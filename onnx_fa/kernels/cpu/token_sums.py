@@ -11,17 +11,15 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onnx_fa.kernels.cpu.bits_body import function_text
 from onnx_fa.kernels.cpu.row_dispatch import (
     call_dispatch,
     index_of,
     joined,
     load,
     make_executable,
-    own_dims,
-    read_dims,
     store,
 )
+from onnx_fa.kernels.mlir.called import function_text, own_dims, read_dims
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import memref_type
 from onnx_fa.kernels.mlir.vectors import Lanes

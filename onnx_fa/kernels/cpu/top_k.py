@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnx_fa.kernels.cpu.bits_body import function_text
 from onnx_fa.kernels.cpu.merge_sort import RUN, Sorter, Steps
 from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, joined, load, make_executable, store
+from onnx_fa.kernels.mlir.called import function_text
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.text import INDEX, memref_type
 from onnx_fa.kernels.mlir.vectors import Lanes

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 
 from onnx_fa.errors import UnsupportedError
@@ -14,11 +13,17 @@ from onnx_fa.kernels.mlir.entry import KernelEntry
 from onnx_fa.kernels.mlir.operand import ROWS
 from onnx_fa.kernels.mlir.text import element_type
 from onnx_fa.kernels.tiles.origin import Origin, built_in
-from onnx_fa.kernels.triton import ptx
-from onnx_fa.kernels.triton.config import ARCHITECTURES
 from onnx_fa.kernels.triton.entry import Counters, dispatch
 from onnx_fa.kernels.triton.executable import executable_text
 from onnx_fa.kernels.triton.few_source import MOST_ROWS, FewConfig
+from onnx_fa.kernels.triton.forms import (
+    Formed,
+    FormedCode,
+    Smaller,
+    compile_first,
+    count_workgroups,
+    for_all_architectures,
+)
 from onnx_fa.kernels.triton.fused_linear import config_of, program_of
 from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource, products_of, program_of_forms
 from onnx_fa.kernels.triton.linear_tiles import DATABASE, measured_tiles, nearest
@@ -40,16 +45,6 @@ _SQUARE = 64
 """Rows and columns of a tile, by which it is told whether K is to be cut into parts."""
 _USUAL_ROWS = 512
 """What unknown numbers of rows are taken to be, where tiles are chosen."""
-
-
-@dataclass(frozen=True)
-class LinearCode:
-    """One architecture's code, its tiles, and those that it has beside these: each for up to so many rows."""
-
-    arch: int
-    code: ptx.Compiled
-    config: LinearConfig | FewConfig
-    smaller: tuple[tuple[int, LinearConfig], ...] = ()
 
 
 @cache
@@ -103,31 +98,25 @@ def _joined(lines: Sequence[str]) -> str:
 
 
 @cache
-def _compiled(spec: LinearSpec) -> tuple[Program, list[LinearCode]]:
-    with ThreadPoolExecutor(len(ARCHITECTURES)) as pool:
-        made = list(pool.map(lambda arch: _code(spec, arch), ARCHITECTURES))
-    return made[0][0], [code for _, code in made]
+def _compiled(spec: LinearSpec) -> tuple[Program, list[FormedCode]]:
+    return for_all_architectures(lambda arch: _code(spec, arch))
 
 
-def _code(spec: LinearSpec, arch: int) -> tuple[Program, LinearCode]:
-    problem: UnsupportedError | None = None
-    for wide in _tiles(spec, arch):
-        config, smaller = replace(wide, BN=min(wide.BN, _widest(spec))), list[tuple[int, LinearConfig]]()
-        try:
-            if isinstance(config, FewConfig):
-                program = program_of(FusedLinear(spec), config, _symbol(spec))
-            else:
-                smaller = _smaller(spec, config, arch)
-                program = _program(spec, config, smaller, arch)
-            code = ptx.compile_program(program, arch, config.warps, config.stages)
-        except UnsupportedError as e:
-            problem = problem or e
-            continue
-        return program, LinearCode(arch, code, config, tuple(smaller))
-    raise UnsupportedError(f"triton, linear site: {problem}")
+def _code(spec: LinearSpec, arch: int) -> Formed:
+    configs = [replace(wide, BN=min(wide.BN, _widest(spec))) for wide in _tiles(spec, arch)]
+
+    def smaller_of(config: LinearConfig | FewConfig) -> Smaller:
+        return [] if isinstance(config, FewConfig) else _smaller(spec, config, arch)
+
+    def write(config: LinearConfig | FewConfig, smaller: Smaller) -> Program:
+        if isinstance(config, FewConfig):
+            return program_of(FusedLinear(spec), config, _symbol(spec))
+        return _program(spec, config, smaller, arch)
+
+    return compile_first(arch, configs, smaller_of, write, "linear site")
 
 
-def _program(spec: LinearSpec, config: LinearConfig, smaller: Sequence[tuple[int, LinearConfig]], arch: int) -> Program:
+def _program(spec: LinearSpec, config: LinearConfig, smaller: Smaller, arch: int) -> Program:
     if not smaller:
         return _source(spec, config, arch).program()
     forms = [(most, _source(spec, tiles, arch, f"_of_{most}")) for most, tiles in smaller]
@@ -233,7 +222,7 @@ def _tiles(spec: LinearSpec, arch: int) -> list[LinearConfig | FewConfig]:
 class LinearEntry(KernelEntry):
     """The function of a site, whose kernel is the executable `symbol`."""
 
-    def __init__(self, spec: LinearSpec, name: str, symbol: str, codes: list[LinearCode]) -> None:
+    def __init__(self, spec: LinearSpec, name: str, symbol: str, codes: list[FormedCode]) -> None:
         super().__init__(spec, name)
         self.spec, self.symbol, self.codes = spec, symbol, codes
         split = [c.config for c in codes if c.config.splits > 1]
@@ -276,7 +265,10 @@ class LinearEntry(KernelEntry):
 
     def _dispatch(self, values: Sequence[str], types: Sequence[str], results: Sequence[str], rows: str) -> list[str]:
         t, codes = self.t, self.codes
-        counts = [self._count(code, rows) for code in codes]
+        free = self.spec.rows is None
+        counts = [
+            count_workgroups(t, code, rows, lambda tiles: -(-self.spec.N // tiles.BN), free=free) for code in codes
+        ]
         archs = [c.arch for c in codes]
         if self.counters is None:
             return dispatch(t, self.symbol, archs, counts, values, types, results)
@@ -286,18 +278,3 @@ class LinearEntry(KernelEntry):
         found = dispatch(t, self.symbol, archs, counts, given, kinds, [counter, part, *results])
         self.counters.store(t, found[0])
         return found[2:]
-
-    def _count(self, code: LinearCode, rows: str) -> str:
-        """Workgroups for so many rows."""
-        t, count = self.t, self._tiles_of(code.config, rows)
-        for most, tiles in reversed(code.smaller):
-            fit = t.test("ule", rows, t.index(most))
-            count = t.let(f"arith.select {fit}, {self._tiles_of(tiles, rows)}, {count} : index")
-        return count
-
-    def _tiles_of(self, config: LinearConfig | FewConfig, rows: str) -> str:
-        t = self.t
-        down = t.arith("ceildivui", rows, t.index(config.BM))
-        if self.spec.rows is None:
-            down = t.arith("maxui", down, t.index(1))  # CUDA takes no launch of nothing
-        return t.arith("muli", down, t.index(-(-self.spec.N // config.BN)))

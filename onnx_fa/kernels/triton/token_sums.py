@@ -7,6 +7,7 @@ from __future__ import annotations
 from functools import cache
 
 from onnx_fa.kernels.cpu.token_sums import TokenSums
+from onnx_fa.kernels.mlir.called import function_text, read_dims
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.kernels.triton import ptx
@@ -104,24 +105,15 @@ def sums_program(spec: TokenSums, symbol: str) -> Program:
 
 def _function(spec: TokenSums, symbol: str) -> list[str]:
     t, operands, y = Text(), spec.operands, spec.y
-    for x in operands:
-        for axis, dim in enumerate(x.shape):
-            if isinstance(dim, str):
-                t.do(f"%{dim} = tensor.dim {x.name}, {t.index(axis)} : {x.type}")
+    read_dims(t, operands)
     B, _, H, _ = (f"%{d}" if isinstance(d, str) else t.index(d) for d in y.shape)
     count = t.arith("maxui", t.arith("muli", B, H), t.index(1))  # CUDA takes no launch of nothing
     values, types = [x.name for x in operands], [_of_run(x) for x in operands]
     for dim in _sizes(spec):
         values.append(t.let(f"arith.index_cast %{dim} : index to i32"))
         types.append("i32")
-    (made,) = dispatch(t, symbol, list(ARCHITECTURES), [count] * len(ARCHITECTURES), values, types, [_of_run(y)])
-    arguments = ", ".join(f"{x.name}: {x.type}" for x in operands)
-    return [
-        f"util.func private @{spec.name}({arguments}) -> {y.type} {{",
-        *t.render(),
-        f"util.return {made} : {y.type}",
-        "}",
-    ]
+    made = dispatch(t, symbol, list(ARCHITECTURES), [count] * len(ARCHITECTURES), values, types, [_of_run(y)])
+    return function_text(spec.name, operands, [y], t, made)
 
 
 def _of_run(x: Operand) -> str:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 from onnx_fa.errors import UnsupportedError
+from onnx_fa.kernels.mlir.called import function_text
 from onnx_fa.kernels.mlir.operand import ROWS, Operand
 from onnx_fa.kernels.mlir.text import Text
-from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.config import ARCHITECTURES, power_of_two
 from onnx_fa.kernels.triton.entry import Counters, dispatch
 from onnx_fa.kernels.triton.executable import executable_text
+from onnx_fa.kernels.triton.few_source import FewConfig
+from onnx_fa.kernels.triton.forms import (
+    Formed,
+    FormedCode,
+    Smaller,
+    compile_first,
+    count_workgroups,
+    for_all_architectures,
+)
 from onnx_fa.kernels.triton.linear_source import LinearConfig, products_of, program_of_forms
 from onnx_fa.kernels.triton.program import Program
 from onnx_fa.kernels.triton.shared_sums import BUSY, LOW_TILES, MOST_TILES, most_parts
@@ -28,28 +37,18 @@ def takes(spec: WindowSpec) -> bool:
     return spec.x_last and spec.last and len(spec.sizes) == 2 and spec.blocks == 1 and spec.panel == spec.N
 
 
-@dataclass(frozen=True)
-class WindowCode:
-    """One architecture's code, its tiles, and those that it has beside these: each for up to so many places of all images."""
-
-    arch: int
-    code: ptx.Compiled
-    config: LinearConfig
-    smaller: tuple[tuple[int, LinearConfig], ...] = ()
-
-
 def _tiles(spec: WindowSpec, arch: int) -> list[LinearConfig]:
     """Tiles for any number of images, the best first, for where they do not fit."""
     if spec.depthwise:
         return [replace(_DEPTHWISE, BN=min(64, power_of_two(spec.N)))]
     rows = spec.rows * (spec.images or 1)
     low = _low_tiles(spec, arch)
-    if rows <= _most_low(spec, low) and spec.images is not None:
+    are_few = rows <= _most_low(spec, low)
+    if are_few and spec.images is not None:
         first = low
     else:
-        # Code of several forms has as many threads in each.
         first = replace(low, BM=64, BN=max(_LEAST, min(64, power_of_two(spec.N))), stages=3)
-        if arch >= 90 and (spec.images is not None or rows > _most_low(spec, low)):
+        if arch >= 90 and not are_few:  # code of several forms has as many threads in each
             first = replace(first, BM=128, warps=8)
     fewest = -(-rows // 64) * -(-spec.N // 64) * spec.groups
     # The same for both architectures, which share the function's buffers.
@@ -75,7 +74,7 @@ def _most_low(spec: WindowSpec, low: LinearConfig) -> int:
     return LOW_TILES * low.BM // (-(-spec.N // low.BN) * spec.groups)
 
 
-def _smaller(spec: WindowSpec, config: LinearConfig, arch: int) -> list[tuple[int, LinearConfig]]:
+def _smaller(spec: WindowSpec, config: LinearConfig, arch: int) -> Smaller:
     """The tiles for fewer places that code has beside its own, where only a run knows how many images there are."""
     low = _low_tiles(spec, arch)
     if spec.images is not None or spec.depthwise or spec.rows > (most := _most_low(spec, low)):
@@ -83,25 +82,17 @@ def _smaller(spec: WindowSpec, config: LinearConfig, arch: int) -> list[tuple[in
     return [(most, replace(low, warps=config.warps, splits=config.splits))]
 
 
-def _compiled(spec: WindowSpec, symbol: str, arch: int) -> tuple[Program, WindowCode]:
-    problem: UnsupportedError | None = None
-    for config in _tiles(spec, arch):
-        smaller = _smaller(spec, config, arch)
-        forms = [
-            (most, WindowSource(spec, tiles, f"{symbol}_of_{most}", products_of(tiles, arch)))
-            for most, tiles in [*smaller, (0, config)]
-        ]
-        if smaller:
-            program = program_of_forms(forms, symbol)
-        else:
-            program = WindowSource(spec, config, symbol, products_of(config, arch)).program()
-        try:
-            code = ptx.compile_program(program, arch, config.warps, config.stages)
-        except UnsupportedError as e:
-            problem = problem or e
-            continue
-        return program, WindowCode(arch, code, config, tuple(smaller))
-    raise UnsupportedError(f"triton, convolution: {problem}")
+def _compiled(spec: WindowSpec, symbol: str, arch: int) -> Formed:
+    def source(config: LinearConfig, name: str) -> WindowSource:
+        return WindowSource(spec, config, name, products_of(config, arch))
+
+    def write(config: LinearConfig, smaller: Smaller) -> Program:
+        if not smaller:
+            return source(config, symbol).program()
+        forms = [(most, source(tiles, f"{symbol}_of_{most}")) for most, tiles in [*smaller, (0, config)]]
+        return program_of_forms(forms, symbol)
+
+    return compile_first(arch, _tiles(spec, arch), lambda config: _smaller(spec, config, arch), write, "convolution")
 
 
 @cache
@@ -111,8 +102,7 @@ def emit_window(spec: WindowSpec) -> dict[str, str]:
     if not takes(spec):
         raise UnsupportedError(f"a convolution of {spec} on CUDA")
     symbol = f"{spec.name}_tiles"
-    made = [_compiled(spec, symbol, arch) for arch in ARCHITECTURES]
-    program, codes = made[0][0], [code for _, code in made]
+    program, codes = for_all_architectures(lambda arch: _compiled(spec, symbol, arch))
     splits = [code.config.splits for code in codes]
     texts = {symbol: executable_text(symbol, program, codes, splits, BUSY)}
     counters = Counters(spec.name, MOST_TILES) if max(splits) > 1 else None
@@ -132,14 +122,16 @@ def _operands(spec: WindowSpec) -> list[Operand]:
     return found
 
 
-def _function(spec: WindowSpec, symbol: str, codes: list[WindowCode], counters: Counters | None) -> list[str]:
+def _function(spec: WindowSpec, symbol: str, codes: list[FormedCode], counters: Counters | None) -> list[str]:
     t, operands = Text(), _operands(spec)
     y = Operand("%y", (ROWS if spec.parts is None else spec.parts, *spec.y_shape), spec.dtype)
-    if spec.parts is None:
-        t.do(f"%rows = tensor.dim %x, {t.index(0)} : {operands[0].type}")
     images = "%rows" if spec.parts is None else t.index(spec.parts)
     rows = t.arith("muli", images, t.index(spec.rows))
-    counts = [_workgroups(t, spec, code, rows) for code in codes]
+
+    def across(tiles: LinearConfig | FewConfig) -> int:
+        return -(-spec.N // tiles.BN) * spec.groups
+
+    counts = [count_workgroups(t, code, rows, across, free=True) for code in codes]
     given, kinds = [x.name for x in operands], [f"{x.type}{x.sizes}" for x in operands]
     results, shared = [f"{y.type}{y.sizes}"], list[str]()
     if counters:
@@ -151,30 +143,9 @@ def _function(spec: WindowSpec, symbol: str, codes: list[WindowCode], counters: 
     made = dispatch(t, symbol, list(ARCHITECTURES), counts, [*given, count], [*kinds, "i32"], results)
     if counters:
         counters.store(t, made[0])
-    arguments = ", ".join(f"{x.name}: {x.type}" for x in operands)
-    return [
-        f"util.func private @{spec.name}({arguments}) -> {y.type} {{",
-        *t.render(),
-        f"util.return {made[-1]} : {y.type}",
-        "}",
-    ]
+    return function_text(spec.name, operands, [y], t, made[-1:])
 
 
-def _largest(code: WindowCode) -> int:
+def _largest(code: FormedCode) -> int:
     """Numbers of a tile of any form."""
     return max(tiles.BM * tiles.BN for tiles in (code.config, *(tiles for _, tiles in code.smaller)))
-
-
-def _workgroups(t: Text, spec: WindowSpec, code: WindowCode, rows: str) -> str:
-    """How many there are for so many places of all images."""
-
-    def tiles_of(config: LinearConfig) -> str:
-        down = t.arith("ceildivui", rows, t.index(config.BM))
-        down = t.arith("maxui", down, t.index(1))  # CUDA takes no launch of nothing
-        return t.arith("muli", down, t.index(-(-spec.N // config.BN) * spec.groups))
-
-    count = tiles_of(code.config)
-    for most, tiles in code.smaller:
-        fit = t.test("ule", rows, t.index(most))
-        count = t.let(f"arith.select {fit}, {tiles_of(tiles)}, {count} : index")
-    return count
