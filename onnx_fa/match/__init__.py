@@ -23,7 +23,7 @@ from onnx_fa.match.exprs import Call, Const, Expr, known_array, values_of
 from onnx_fa.match.in_place import fold_drops, in_words_of_weights, value_at, write_weighting
 from onnx_fa.match.low_scores import check_whole_rows
 from onnx_fa.match.misses import Miss, NoMatch
-from onnx_fa.match.mixed import Types, check_mixed, check_scores, in_one_type, is_mixed
+from onnx_fa.match.mixed import Types, cast_up_scores, check_mixed, check_scores, in_one_type, is_cast_up, is_mixed
 from onnx_fa.match.nans import check_nan
 from onnx_fa.match.operands import choose_readings, plan_site
 from onnx_fa.match.placed import Site, place_at_softmax, place_on_probabilities, place_steps
@@ -222,14 +222,14 @@ def _match_tail(
         try:
             dropped = _read_drops(view, patterns, read, [*inner, *behind.steps], behind, guard, anchor)
             steps, weights, why = dropped.steps, dropped.weights, dropped.why
-            mixed = is_mixed(qk, dtype)
+            mixed, is_wide = is_mixed(qk, dtype), is_cast_up(view, qk, dtype)
             if mixed:
                 check_mixed(anchor, behind)
-            else:
+            elif not is_wide:
                 check_scores(qk, dtype, anchor.node)
             narrow = dtype if mixed else None
             site = plan_site(view, patterns, qk, steps, anchor.score, behind.weighting, anchor.axes, narrow)
-            operands, types = site.operands, Types(dtype, dtype)
+            operands, types = cast_up_scores(site.operands) if is_wide else site.operands, Types(dtype, dtype)
             if mixed:
                 operands, types = in_one_type(operands, dtype, output)
             placed = place_steps(view, patterns, site, steps, types.scores)

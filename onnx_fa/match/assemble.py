@@ -31,6 +31,9 @@ from onnx_fa.spec.terms import (
     term_tensors,
 )
 
+_MOST_ASKING = 16
+"""Nodes that are looked at, between a result and what is viewed by its sizes."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -250,11 +253,40 @@ def _empty_row(masks: Sequence[MaskTerm], guard: Guard) -> EmptyRow:
 
 def _output_layout(view: GraphView, output: ir.Value, rank: int) -> tuple[tuple[int, ...], ir.Value]:
     """Absorbs a Transpose behind the site when it is the only reader and leaves Dv innermost."""
-    users = view.users(output)
-    if not output.is_graph_output() and len(users) == 1 and len(list(output.uses())) == 1:
-        node = view.producer(users[0].outputs[0], "Transpose")
-        if node is not None and "perm" in node.attributes:
-            perm = tuple(node.attributes["perm"].as_ints())
-            if len(perm) == rank and perm[-1] == rank - 1:
-                return perm, node.outputs[0]
-    return (), output
+    reader = _only_reader(view, output)
+    if reader is not None and view.producer(same := reader.outputs[0], "Reshape") is not None:
+        # Exporters view the result in the shape that it has, by sizes of its own.
+        shape = view.shape(output)
+        is_same = shape is not None and None not in shape and view.shape(same) == shape
+        goes = is_same and not view.asking(same) and _serve(view, output, reader)
+        reader = _only_reader(view, same) if goes else None
+    elif reader is not None and view.asking(output):
+        reader = None
+    if reader is None or view.producer(reader.outputs[0], "Transpose") is None or "perm" not in reader.attributes:
+        return (), output
+    perm = tuple(reader.attributes["perm"].as_ints())
+    return (perm, reader.outputs[0]) if len(perm) == rank and perm[-1] == rank - 1 else ((), output)
+
+
+def _only_reader(view: GraphView, value: ir.Value) -> ir.Node | None:
+    """The node that alone reads the elements of a value, which is no result of the graph; once."""
+    users = view.users(value)
+    there = len(users) == 1 and not value.is_graph_output()
+    return users[0] if there and list(users[0].inputs).count(value) == 1 else None
+
+
+def _serve(view: GraphView, value: ir.Value, node: ir.Node) -> bool:
+    """Whether what asks for the shape of a value does so for `node` alone, so that all of it goes with that."""
+    todo, seen = view.asking(value), set[ir.Node]()
+    while todo:
+        asked = todo.pop()
+        if asked is node or asked in seen:
+            continue
+        seen.add(asked)
+        if any(o.is_graph_output() for o in asked.outputs) or len(seen) > _MOST_ASKING:
+            return False
+        readers = [use.node for o in asked.outputs for use in o.uses()]
+        if not readers or any(r.graph is not node.graph for r in readers):
+            return False
+        todo += readers
+    return True

@@ -11,7 +11,7 @@ import pytest
 from onnx_fa.forms.rewrite import explain, rewrite
 from onnx_fa.spec.accuracy import TOLERANCE
 from tests.match.test_match_ops import run
-from tests.support.spellings_mixed import MATCH_MIXED, NOT_MIXED, WIDE_MIXED, bf16, feeds, zeros_added
+from tests.support.spellings_mixed import MATCH_MIXED, NARROW_MIXED, NOT_MIXED, WIDE_MIXED, bf16, feeds, zeros_added
 
 Maker = Callable[[], onnx.ModelProto]
 BOTH = MATCH_MIXED | WIDE_MIXED
@@ -23,6 +23,37 @@ def test_one_site_of_one_type(name: str) -> None:
     (site,) = report.sites
     assert not report.misses
     assert set(site.spec.operand_dtypes[:3]) == {"f16" if name in MATCH_MIXED else "f32"}
+
+
+@pytest.mark.parametrize("optimise", [False, True])
+@pytest.mark.parametrize("name", NARROW_MIXED)
+def test_narrow_products(name: str, optimise: bool) -> None:
+    """A site of f32. The model rounds scores to f16, as attention of f16 does, and overflows where they are beyond it."""
+    model = NARROW_MIXED[name]()
+    for empty in (False, True):
+        given = feeds(model, 3, empty_rows=empty)
+        (want,) = (x.astype(np.float64) for x in run(model, given, optimise=optimise))
+        for form in ("decomposed", "blocked"):
+            new, report = rewrite(model, form)  # type: ignore[call-overload]
+            assert [s.spec.dtype for s in report.sites] == ["f32"] and not report.misses
+            (have,) = (x.astype(np.float64) for x in run(new, given, optimise=optimise))
+            assert (np.isnan(want) == np.isnan(have)).all()
+            wrong, norm = (float(np.linalg.norm(np.nan_to_num(x))) for x in (want - have, want))
+            assert wrong <= TOLERANCE["f16"] * norm
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0, 3e3])
+def test_narrow_products_equal_float64(size: float) -> None:
+    """In f32's tolerance, and what its rounding of large scores moves probabilities by: nothing in between is f16."""
+    model = NARROW_MIXED["the product is cast up, V is f32, heads are repeated"]()
+    given = feeds(model, 5, size=size)
+    q, k, v = (given[n].astype(np.float64) for n in ("q", "k", "wide_v"))
+    s = np.float32(8**-0.5).astype(np.float64) * q @ np.repeat(k, 2, axis=1).swapaxes(-1, -2)
+    e = np.exp(s - s.max(-1, keepdims=True))
+    want, bound = e / e.sum(-1, keepdims=True) @ v, TOLERANCE["f32"] + float(np.abs(s).max()) * 2**-23
+    for form in ("decomposed", "blocked"):
+        (have,) = run(rewrite(model, form)[0], given)  # type: ignore[call-overload]
+        assert np.linalg.norm(have - want) <= bound * np.linalg.norm(want)
 
 
 def test_heads_are_shared_in_front_of_the_cast() -> None:

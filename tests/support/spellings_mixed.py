@@ -56,6 +56,8 @@ class Mixed(Graph):
 MATCH_MIXED: dict[str, Callable[[], onnx.ModelProto]] = {}
 WIDE_MIXED: dict[str, Callable[[], onnx.ModelProto]] = {}
 """Those whose site is of f32, since not both Q and K are cast up from V's type."""
+NARROW_MIXED: dict[str, Callable[[], onnx.ModelProto]] = {}
+"""Those of which the product of Q and K is narrow and cast up, and V f32: sites of f32."""
 NOT_MIXED: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {}
 Maker = Callable[[], onnx.ModelProto]
 
@@ -229,6 +231,52 @@ def _() -> onnx.ModelProto:
     g = Mixed()
     q, k, v = (g.input(f"wide_{n}", [B, H, s, w]) for n, s, w in (("q", SQ, D), ("k", SKV, D), ("v", SKV, DV)))
     return g.done(g.times_v(g.down(g.softmax(g.score(q, g.turned(k)))), g.down(v)))
+
+
+def _narrow_score(g: Mixed) -> str:
+    """Q K^T in the narrow type, which PyTorch's exporter scales in front of the product."""
+    q, k = (g.op("Mul", x, g.const(SCALE**0.5, np.float16)) for x in (g.q, g.turned(g.k)))
+    return g.op("MatMul", q, k)
+
+
+@_match("the product is cast up, V too", NARROW_MIXED)
+def _() -> onnx.ModelProto:
+    g = Mixed()
+    return g.done(g.times_v(g.softmax(g.masked(g.up(_narrow_score(g)))), g.up(g.v)), T.FLOAT)
+
+
+@_match("the product is cast up, as a mask is f32", NARROW_MIXED)
+def _() -> onnx.ModelProto:
+    g = Mixed()
+    keep = g.input("keep", [B, 1, SQ, SKV], T.BOOL)
+    mask = g.op("Where", keep, g.const(0.0), g.const(-np.inf))
+    p = g.softmax(g.op("Add", g.up(_narrow_score(g)), mask))
+    p = g.op("Where", g.op("IsNaN", p), g.const(0.0), p)
+    return g.done(g.times_v(p, g.up(g.v)), T.FLOAT)
+
+
+@_match("the product is cast up, V is f32, heads are repeated", NARROW_MIXED)
+def _() -> onnx.ModelProto:
+    g = Mixed(heads=2)
+    product = g.op("MatMul", g.q, g.turned(_repeated(g, g.k, D)))
+    s = g.op("Mul", g.up(product), g.const(SCALE))
+    return g.done(g.times_v(g.softmax(s), g.input("wide_v", [B, H, SKV, DV])), T.FLOAT)
+
+
+@_refuse("a mask of f16 is added to scores of f16, which are cast up", "different element types")
+def _() -> onnx.ModelProto:
+    g = Mixed()
+    s = g.up(g.masked(_narrow_score(g), T.FLOAT16))
+    return g.done(g.times_v(g.softmax(s), g.up(g.v)), T.FLOAT)
+
+
+@_refuse("scores of f16 are cast up, and are an output", "different element types")
+def _() -> onnx.ModelProto:
+    g = Mixed()
+    s = _narrow_score(g)
+    out = g.times_v(g.softmax(g.up(s)), g.up(g.v))
+    more = g.op("Relu", s)
+    return g.model({out: ([B, H, SQ, DV], T.FLOAT), more: ([B, H, SQ, SKV], T.FLOAT16)})
 
 
 @_refuse("probabilities cast to f16 and up again", "widened again")
