@@ -51,12 +51,12 @@ def forget_made_up_names(model: ir.Model, kept: Container[ir.Value]) -> None:
     them: of a Reshape that asks for dims of the same names it makes one that copies them by 0, and which fails where one of them is
     0 (docs/developer/onnxruntime-bugs.md). Other names in such a shape go as well: who reads the file again infers it anew."""
     for value in (o for graph in model.graphs() for node in graph for o in node.outputs):
-        if value.shape is None or value in kept or not any(map(_is_made_up, value.shape)):
+        if value.shape is None or value in kept or not any(map(is_made_up, value.shape)):
             continue
         value.shape = ir.Shape(d if isinstance(d, int) else None for d in value.shape)
 
 
-def _is_made_up(dim: int | ir.SymbolicDim) -> bool:
+def is_made_up(dim: int | ir.SymbolicDim) -> bool:
     """Whether a dim's name is one that inference made up, or is computed of such: "broadcast(unk__1, unk__2)"."""
     return not isinstance(dim, int) and dim.value is not None and _MADE_UP.search(dim.value) is not None
 

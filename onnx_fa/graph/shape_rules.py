@@ -17,6 +17,7 @@ from onnx_fa.graph.dims import (
     broadcast,
     divide_dims,
     larger_dim,
+    multiply_dims,
     product_of,
     quotient,
     smaller_dim,
@@ -195,6 +196,28 @@ def window_dims(source: Shape, kernel: Shape, window: Window) -> Shape | None:
             else:
                 dims.append(dim_of(sympy.floor(padded / stride) + 1))
     return tuple(dims)
+
+
+def spread_dims(source: Shape, weight: Shape | None, node: ir.Node) -> Shape | None:
+    """What a ConvTranspose makes, as ONNX defines it: stride * (d - 1) + output_padding + dilation * (k - 1) + 1 - pads along each
+    axis, which stays unknown where an `auto_pad` or an `output_shape` says it."""
+    rank = len(source) - 2
+    if weight is None or len(weight) != len(source) or rank < 1:
+        return None
+    window, more = Window.of(node, rank), typed_attr(node, "output_padding", ir.AttributeType.INTS)
+    added = [0] * rank if more is None else list(more.as_ints())
+    told = window.same or "output_shape" in node.attributes
+    lists = (window.strides, window.dilations, window.pads[:rank], window.pads[rank:], added)
+    if any(len(x) != rank for x in lists):
+        return None
+    dims: list[Dim | None] = []
+    for dim, size, stride, dilation, low, high, behind in zip(source[2:], weight[2:], *lists, strict=True):
+        if dim is None or size is None or told:
+            dims.append(None)
+        else:
+            reach = dilation * (expression(size) - 1) + 1
+            dims.append(dim_of(stride * (expression(dim) - 1) + reach + behind - low - high))
+    return (source[0], multiply_dims(weight[1], attr_int(node, "group", 1)), *dims)
 
 
 def _rounded_up(dim: Dim, padded: sympy.Expr, stride: int, before: int) -> Dim | None:

@@ -41,6 +41,7 @@ from onnx_fa.graph.shape_rules import (
     gather_nd_dims,
     multiply_shapes,
     reshape_dims,
+    spread_dims,
     window_dims,
 )
 from onnx_fa.graph.sliced import slice_cuts, sliced_dims, window_rows
@@ -213,6 +214,8 @@ class SymbolicShapes:
             return self._einsum(node)
         if kind in (*CONVOLVES, "MaxPool", "AveragePool"):
             return self._windows(node, first)
+        if kind == "ConvTranspose":
+            return spread_dims(first, self._in(node, 1), node)
         if kind == "Concat":
             return self._concat(node, first)
         if kind == "Slice":

@@ -155,6 +155,33 @@ def test_of_windows_that_begin_behind_the_end_nobody_knows_whether_they_count() 
     assert shape(view_of([named], ["b", 3, "n"])[0], "y") == ("b", 3, None)
 
 
+@pytest.mark.parametrize(
+    ("options", "dims", "weight"),
+    [
+        ({"strides": [4], "pads": [2, 2]}, (2, 3, 9), (3, 5, 8)),
+        ({"strides": [2, 3], "output_padding": [1, 0], "pads": [0, 1, 1, 1]}, (1, 4, 5, 6), (4, 3, 3, 4)),
+        ({"dilations": [3], "strides": [2]}, (1, 2, 7), (2, 2, 3)),
+        ({"auto_pad": "VALID", "strides": [3]}, (1, 2, 7), (2, 2, 2)),
+    ],
+)
+def test_convolutions_that_spread(options: dict[str, object], dims: tuple[int, ...], weight: tuple[int, ...]) -> None:
+    node = h.make_node("ConvTranspose", ["x", "weights"], ["y"], **options)
+    check([node], dims, weights=np.ones(weight, np.float32))
+
+
+def test_a_convolution_that_spreads_a_free_length() -> None:
+    node = h.make_node("ConvTranspose", ["x", "weights"], ["y"], strides=[4], pads=[2, 2])
+    view, _ = view_of([node], ["b", 3, "n"], weights=np.ones((3, 5, 8), np.float32))
+    assert shape(view, "y") == ("b", 5, "4*n")
+    grouped = h.make_node("ConvTranspose", ["x", "weights"], ["y"], strides=[4], pads=[2, 2], group=3)
+    view, _ = view_of([grouped], ["b", 3, "n"], weights=np.ones((3, 5, 8), np.float32))
+    assert shape(view, "y") == ("b", 15, "4*n")
+    for options in ({"auto_pad": "SAME_UPPER"}, {"output_shape": [20]}):
+        other = h.make_node("ConvTranspose", ["x", "weights"], ["y"], strides=[4], **options)
+        view, _ = view_of([other], ["b", 3, "n"], weights=np.ones((3, 5, 8), np.float32))
+        assert shape(view, "y") in {("b", 5, None), ("b", 5, 20)}
+
+
 def float_of(name: str, number: float, kind: int = T.FLOAT) -> onnx.NodeProto:
     return h.make_node("Constant", [], [name], value=h.make_tensor(name, kind, [], [number]))
 

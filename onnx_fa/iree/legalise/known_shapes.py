@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnx_fa.graph.normalise import infer_shapes
+from onnx_fa.graph.normalise import infer_shapes, is_made_up
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
+from onnx_fa.spec.terms import Dim
 
 
 def settle_shapes(model: ir.Model) -> None:
@@ -40,9 +41,10 @@ def _settle_operand(model: ir.Model, view: GraphView, node: ir.Node) -> bool:
 
 
 def _declare_sizes(model: ir.Model) -> None:
-    """Ranks and static sizes that onnx does not infer. Free dims keep the names that they have; others get none."""
+    """Ranks and sizes that onnx does not infer. Free dims keep the names that they have; those without one, or with one that
+    inference made up, are named by what they are of the inputs' sizes, so that equal ones look equal."""
     view = GraphView(model)
-    found: list[tuple[ir.Value, list[int | str | None]]] = []
+    found: list[tuple[ir.Value, list[Dim | None]]] = []
     for node in model.graph:
         for out in node.outputs:
             shape = view.shape(out)
@@ -51,11 +53,16 @@ def _declare_sizes(model: ir.Model) -> None:
             # Where a model says another rank than the op makes, onnxruntime warns and goes by the op.
             told = out.shape is not None and len(out.shape) == len(shape)
             have = [_named(d) for d in out.shape] if out.shape is not None and told else [None] * len(shape)
-            sizes = [d if isinstance(d, int) else old for d, old in zip(shape, have, strict=True)]
+            sizes = [_name(d, old) for d, old in zip(shape, have, strict=True)]
             if not told or sizes != have:
                 found.append((out, sizes))
     for out, sizes in found:
         out.shape = ir.Shape(sizes)
+
+
+def _name(known: Dim | None, old: Dim | None) -> Dim | None:
+    unnamed = old is None or (isinstance(old, str) and is_made_up(ir.SymbolicDim(old)))
+    return known if isinstance(known, int) or (unnamed and known is not None) else old
 
 
 def _named(dim: int | ir.SymbolicDim) -> int | str | None:
