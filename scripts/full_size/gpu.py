@@ -1,12 +1,12 @@
 """Models of full size on an NVIDIA GPU beside PyTorch, in two steps, so that the compiler and the weights stay elsewhere:
 
     python scripts/full_size/gpu.py build DIR OUT NAME...      # compiles DIR/NAME.onnx for CUDA; weights are one number each in OUT
-    python scripts/full_size/gpu.py run OUT SAMPLES.csv --iree BIN [--seconds N]       # on the GPU: torch, timm, transformers
+    python scripts/full_size/gpu.py run OUT SAMPLES.csv --iree BIN [--seconds N] [--half] [--quick]       # on the GPU: torch, ...
 
 Times do not depend on the weights, so their archives hold one number per tensor, and are small. IREE is timed by
 iree-benchmark-module with the flags that `compile` prints (means of its calls), PyTorch by a clock around calls that wait for
 the GPU, as it comes (`eager`), by torch.compile, and as one CUDA graph. All have the same sizes: batches of 1 and of 8. Every
-sample is a line of SAMPLES.csv.
+sample is a line of SAMPLES.csv. `--half`: of files that `models.py --half` wrote; `--quick`: without torch.compile.
 """
 
 from __future__ import annotations
@@ -104,11 +104,12 @@ def graph_of(call: Callable[[], Any]) -> Callable[[], Any]:
     return graph.replay
 
 
-def run(out: Path, samples: Path, iree: Path, seconds: float) -> None:
+def run(out: Path, samples: Path, iree: Path, seconds: float, *, half: bool, quick: bool) -> None:
     import torch
     from full_size.models import MODELS
 
     end, known = time.monotonic() + seconds, {m.name: m for m in MODELS}
+    kind, suffix = (torch.float16, "xf16=0.5") if half else (torch.float32, "xf32=0.5")
     with samples.open("w", newline="") as file:
         sheet = csv.writer(file)
         sheet.writerow(["# " + torch.cuda.get_device_name(), f"torch {torch.__version__}"])
@@ -116,16 +117,16 @@ def run(out: Path, samples: Path, iree: Path, seconds: float) -> None:
         for name in sorted(path.stem for path in out.glob("*.vmfb")):
             model = known[name]
             torch.manual_seed(0)
-            module = model.make().eval().cuda()
+            module = model.make().eval().cuda().to(kind)
             for batch in BATCHES:
                 shapes = {key: (batch, *shape[1:]) for key, shape in model.inputs.items()}
                 described = [
-                    "x".join(map(str, s)) + ("xi64=1" if k in model.types else "xf32=0.5") for k, s in shapes.items()
+                    "x".join(map(str, s)) + ("xi64=1" if k in model.types else suffix) for k, s in shapes.items()
                 ]
                 arrays = {
                     k: torch.ones(s, dtype=model.types[k], device="cuda")
                     if k in model.types
-                    else torch.full(s, 0.5, device="cuda")
+                    else torch.full(s, 0.5, dtype=kind, device="cuda")
                     for k, s in shapes.items()
                 }
 
@@ -138,7 +139,7 @@ def run(out: Path, samples: Path, iree: Path, seconds: float) -> None:
                     "torch, eager": lambda call=call: samples_of(call),  # type: ignore[misc]
                     "torch, CUDA graph": lambda call=call: samples_of(graph_of(call)),  # type: ignore[misc]
                 }
-                if batch == 1:
+                if batch == 1 and not quick:
                     compiled = torch.compile(module)
                     programs["torch.compile"] = lambda call=call, to=compiled: samples_of(lambda: call(to))  # type: ignore[misc]
                 row = [name, str(batch)]
@@ -170,11 +171,13 @@ def main() -> None:
     r.add_argument("samples", type=Path)
     r.add_argument("--iree", type=Path, required=True)
     r.add_argument("--seconds", type=float, default=1200)
+    r.add_argument("--half", action="store_true")
+    r.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     if args.command == "build":
         build(args.folder, args.out, args.names)
     else:
-        run(args.out, args.samples, args.iree, args.seconds)
+        run(args.out, args.samples, args.iree, args.seconds, half=args.half, quick=args.quick)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Models as large as those that people use, by their libraries' own configurations, with seeded random weights:
 
-    PYTHON scripts/full_size/models.py DIR [WORD ...]
+    PYTHON scripts/full_size/models.py DIR [--half] [WORD ...]
 
 PYTHON is the interpreter of an environment that holds torch, timm, transformers, diffusers and ultralytics
-(`scripts/corpus/environments.py` has their versions). Files that are there are not written again."""
+(`scripts/corpus/environments.py` has their versions). Files that are there are not written again. With `--half` all numbers of
+weights and inputs are f16."""
 
 from __future__ import annotations
 
@@ -233,15 +234,16 @@ MODELS = (
 )
 
 
-def build(model: Full, folder: Path) -> Path:
-    """Writes the file, unless it is there: with external weights where they pass what a file may hold."""
+def build(model: Full, folder: Path, *, half: bool = False) -> Path:
+    """Writes the file, unless it is there: with external weights where they pass what a file may hold. `half`: in f16."""
     path = folder / f"{model.name}.onnx"
     if path.exists():
         return path
     torch.manual_seed(0)
     torch.backends.mha.set_fastpath_enabled(False)
-    made = model.make().eval()
-    given = {key: sample(shape, model.types.get(key, torch.float32)) for key, shape in model.inputs.items()}
+    made, kind = model.make().eval(), torch.float16 if half else torch.float32
+    made = made.half() if half else made
+    given = {key: sample(shape, model.types.get(key, kind)) for key, shape in model.inputs.items()}
     if "attention_mask" in given:
         given["attention_mask"] = torch.ones_like(given["attention_mask"])
     wrapped = (Tensors if model.named else Positional)(made, list(given))
@@ -252,13 +254,14 @@ def build(model: Full, folder: Path) -> Path:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    (first, *words), half = [word for word in sys.argv[1:] if word != "--half"], "--half" in sys.argv
+    folder = Path(first)
     folder.mkdir(parents=True, exist_ok=True)
     for model in MODELS:
-        if len(sys.argv) > 2 and not any(word in model.name for word in sys.argv[2:]):
+        if words and not any(word in model.name for word in words):
             continue
         try:
-            build(model, folder)
+            build(model, folder, half=half)
             print("ok", model.name, flush=True)
         except Exception as error:
             print("failed", model.name, type(error).__name__, str(error)[:300].replace("\n", " "), flush=True)
