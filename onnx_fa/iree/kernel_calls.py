@@ -1,9 +1,9 @@
-"""Kernels for CPUs that a node of this project's domain stands for, by what it is and the types of its operands."""
+"""Kernels that a node of this project's domain stands for, by what it is and the types of its operands."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import onnx
 
@@ -22,14 +22,13 @@ from onnx_fa.kernels.cpu.resample import ResampledPlanes
 from onnx_fa.kernels.cpu.rotate import RotatedHeads
 from onnx_fa.kernels.cpu.sequence import SequenceConv
 from onnx_fa.kernels.cpu.token_sums import TokenSums
-from onnx_fa.spec.terms import Dim
+from onnx_fa.spec.terms import Dim, FloatType
 
 _Called = RotatedHeads | ResampledPlanes | JoinedProduct | IndexedProduct | SequenceConv | TokenSums
 _SPECS: dict[str, Callable[[Sequence[tuple[Dim, ...]], Mapping[str, Any]], _Called]] = {
     ROTATED_HEADS: rotated_heads_of,
     RESAMPLED_PLANES: resampled_planes_of,
     JOINED_PRODUCT: joined_product_of,
-    SEQUENCE_SITE: sequence_conv_of,
     INDEXED_PRODUCT: indexed_product_of,
     TOKEN_SUMS: token_sums_kernel,
 }
@@ -37,5 +36,8 @@ _SPECS: dict[str, Callable[[Sequence[tuple[Dim, ...]], Mapping[str, Any]], _Call
 
 def called_kernel(node: onnx.NodeProto, types: Sequence[Any]) -> _Called | None:
     """What a node calls whose operands have these builtin types; None for one that calls none of these."""
+    dims = [dims_of(type_) for type_ in types]
+    if op_of(node) == SEQUENCE_SITE:
+        return sequence_conv_of(dims, attributes_of(node), cast(FloatType, str(types[0].element_type)))
     made = _SPECS.get(op_of(node))
-    return None if made is None else made([dims_of(type_) for type_ in types], attributes_of(node))
+    return None if made is None else made(dims, attributes_of(node))

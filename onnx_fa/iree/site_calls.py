@@ -89,6 +89,10 @@ class CallingImporter(CheckedImporter):
             from onnx_fa.kernels.triton.token_sums import emit_token_sums  # for CUDA alone
 
             self.functions.update(emit_token_sums(spec))
+        elif isinstance(spec, SequenceConv) and self.target.is_gpu:
+            from onnx_fa.kernels.triton.sequence import emit_sequence  # for CUDA alone
+
+            self.functions.update(emit_sequence(spec.spec))
         else:
             self.functions.update(spec.texts(self.target))
         if isinstance(spec, JoinedProduct | SequenceConv):
@@ -135,8 +139,14 @@ class CallingImporter(CheckedImporter):
     def _handle_node_ChannelStatistics(self, node: onnx.NodeProto) -> bool:
         if op_of(node) != CHANNEL_STATISTICS:
             return False
-        kernel = channel_statistics_of([dims for dims, _ in self._dims_and_types(node)], attributes_of(node))
-        return self._call_kernel(node, kernel)
+        kernel = channel_statistics_of(self._dims_and_types(node), attributes_of(node))
+        if self.target is None or not self.target.is_gpu:
+            return self._call_kernel(node, kernel)
+        from onnx_fa.kernels.triton.channel_norm import emit_channels  # for CUDA alone
+
+        self.functions.update(emit_channels(kernel))
+        self._call_site(node, kernel.name, [mlir.Type.parse(result.type) for result in kernel.results])
+        return True
 
     def _call_kernel(self, node: onnx.NodeProto, kernel: TopK | RecurrentSteps | ChannelStatistics) -> bool:
         """A call of a kernel of several results."""

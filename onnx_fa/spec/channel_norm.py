@@ -15,16 +15,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from onnx_fa.spec.terms import FloatType
+
 
 @dataclass(frozen=True)
 class ChannelSpec:
-    """x is (images, length, channels), of which `images` and `length` may be None: known at run time only. The scale is
-    (channels,), and results are (images, 1, channels), all f32. Raises ValueError for no channels and an epsilon below zero."""
+    """x is (images, length, channels) of `dtype`, of which `images` and `length` may be None: known at run time only. The scale is
+    (channels,), and results are (images, 1, channels), both f32. Raises ValueError for no channels and an epsilon below zero."""
 
     images: int | None
     length: int | None
     channels: int
     epsilon: float
+    dtype: FloatType = "f32"
 
     def __post_init__(self) -> None:
         if self.channels < 1 or self.epsilon < 0:

@@ -9,7 +9,7 @@ with zeros for what lies outside of x.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,14 @@ import numpy.typing as npt
 
 from onnx_fa.spec.expr import SCORE, ScoreExpr
 from onnx_fa.spec.linear import LinearSpec, biased, check_epilogue, followed
-from onnx_fa.spec.terms import Dim, TensorArg
+from onnx_fa.spec.terms import Dim, FloatType, TensorArg
 from onnx_fa.spec.windows import WindowSpec, slide
 
 
 @dataclass(frozen=True)
 class SequenceSpec:
-    """`images` and `length` may be None: known at run time only. x is (images, length, groups * channels) and y (images,
-    places, groups * N), all f32, with as many places as windows of `kernel` taps have of x with its `pads`, before and behind. The
+    """`images` and `length` may be None: known at run time only. x is (images, length, groups * channels) and y (images, places,
+    groups * N), all of `dtype`, with as many places as windows of `kernel` taps have of x with its `pads`, before and behind. The
     weight, its panels, the `bias`, `blocks` and `depthwise` are those of a WindowSpec whose channels come last, as is `then`,
     whose tensors are (groups * N,) or y's own.
 
@@ -50,6 +50,7 @@ class SequenceSpec:
     then: ScoreExpr = SCORE
     tensors: tuple[TensorArg, ...] = ()
     phases: int = 1
+    dtype: FloatType = "f32"
 
     def __post_init__(self) -> None:
         if min(self.pads) < 0:
@@ -78,7 +79,7 @@ class SequenceSpec:
     def product(self) -> LinearSpec:
         """The product of what the windows see with the weight of a group."""
         one = self.window(1)
-        product = LinearSpec(self.whole[:2], one.K, self.columns, "f32")
+        product = LinearSpec(self.whole[:2], one.K, self.columns, self.dtype)
         return followed(biased(product) if self.bias else product, self.then, self.tensors)
 
     @property
@@ -89,6 +90,19 @@ class SequenceSpec:
     def places(self, length: int) -> int:
         """Of a window along an x so long."""
         return max((length + sum(self.pads) - self.span) // self.stride + 1, 0)
+
+    def line(self, length: int) -> WindowSpec:
+        """The convolution of x so long as images of one line, with its pads; phases are columns still."""
+        shape = self.whole if self.length is not None else ("parts", self.places(length), self.columns)
+        return replace(
+            self.window(1),
+            sizes=(1, length),
+            kernel=(1, self.kernel),
+            strides=(1, self.stride),
+            dilations=(1, self.dilation),
+            pads=(0, self.pads[0], 0, self.pads[1]),
+            tensors=tuple(replace(t, shape=shape) if len(t.shape) > 1 else t for t in self.tensors),
+        )
 
     def window(self, places: int) -> WindowSpec:
         """The convolution of so many places, which reads no pads."""
@@ -116,6 +130,8 @@ class SequenceSpec:
             then=self.then,
             tensors=tensors,
             depthwise=self.depthwise,
+            dtype=self.dtype,
+            x_dtype=self.dtype,
         )
 
 

@@ -43,8 +43,8 @@ class WindowSpec:
     Windows of two axes over x with its channels last may reach into `pads` of zeros, before every axis and then behind, which are
     no part of `sizes` nor of x: nobody has to copy an image for them. Raises ValueError for others.
 
-    `dtype` is the type of the weight, the bias and y. x is f32: numbers of a shorter type are widened before, each once, and read
-    by many windows; sums are f32."""
+    `dtype` is the type of the weight, the bias and y, and `x_dtype` that of x: f32 where numbers of a shorter type are widened
+    before, each once, and read by many windows. Sums are f32."""
 
     images: int | None
     groups: int
@@ -64,6 +64,7 @@ class WindowSpec:
     tensors: tuple[TensorArg, ...] = ()
     depthwise: bool = False
     pads: tuple[int, ...] = ()
+    x_dtype: FloatType = "f32"
 
     def __post_init__(self) -> None:
         if min(self.groups, self.channels, self.panel, *self.kernel, *self.strides, *self.dilations) < 1:

@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 from onnx import helper as h
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
 import onnx_fa
 from onnx_fa.graph.ops import op_of
+from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.compile import import_model, iree_compile
 from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.legalise import row_parts
@@ -27,7 +29,8 @@ from onnx_fa.iree.legalise.convolutions import CONV_SITE
 from onnx_fa.iree.legalise.writer import GraphWriter
 from onnx_fa.iree.run import load_module
 from onnx_fa.spec.target import parse_target
-from tests.iree.test_convolutions import ConvSite
+from tests.iree.test_convolutions import ConvSite, mean_site
+from tests.support.halved import halved, rounded
 from tests.support.image_nets import NETS, Net
 from tests.support.joined_models import join_models
 from tests.support.ort_run import assert_same, run
@@ -53,8 +56,20 @@ def image(model: onnx.ModelProto, batch: int = 2, seed: int = 1) -> dict[str, np
     return {"x": np.random.default_rng(seed).standard_normal([batch, *dims[1:]]).astype(np.float32)}
 
 
-def evaluate(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[Any]:
-    return list(ReferenceEvaluator(model, new_ops=[ConvSite]).run(None, feeds))
+def evaluate(model: onnx.ModelProto, feeds: dict[str, np.ndarray], sites: Sequence[Any] = (ConvSite,)) -> list[Any]:
+    return list(ReferenceEvaluator(model, new_ops=[*sites]).run(None, feeds))
+
+
+class HalfSite(OpRun):
+    """A ConvSite of any type, as GPUs have it."""
+
+    op_domain, __name__ = DOMAIN, "ConvSite"
+
+    def _run(self, *operands: np.ndarray, **attributes: Any) -> tuple[np.ndarray]:
+        return mean_site(*operands, **attributes)
+
+
+HalfSite.__name__ = "ConvSite"
 
 
 @pytest.mark.parametrize("target", [NARROW, CUDA], ids=str)
@@ -162,11 +177,30 @@ def test_drawn(model: onnx.ModelProto, all_parts: bool, target: Any) -> None:
     assert_same(run(model, feeds, optimise=False), evaluate(made, feeds), 2e-5)
 
 
+@pytest.mark.parametrize("name", ["bottleneck", "inverted_residual", "dense_block", "grouped", "with_tokens"])
+def test_halves_on_cuda(name: str) -> None:
+    """In f16 a network is as far from its meaning as its own operators, each of which rounds once, are by their sums at most."""
+    model = NETS[name]()
+    half, feeds = halved(model), image(model)
+    small = {key: x.astype(np.float16) for key, x in feeds.items()}
+    wide = {key: x.astype(np.float32) for key, x in small.items()}
+    made = turned(half, CUDA)
+    assert ops(made)[CONV_SITE] > 0
+    onnx.checker.check_model(made)
+    for got, want in zip(evaluate(made, small, [HalfSite]), run(rounded(model), wide), strict=True):
+        assert got.dtype == np.float16
+        depth = sum(ops(half).values())
+        assert np.linalg.norm(got - want) <= 2**-11 * np.sqrt(depth) * np.linalg.norm(want)
+    assert not ops(turned(half, NARROW))[CONV_SITE]  # CPUs read f32
+
+
+@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("name", ["bottleneck", "inverted_residual", "grouped"])
-def test_on_cuda(name: str, tmp_path: Path) -> None:
+def test_on_cuda(name: str, half: bool, tmp_path: Path) -> None:
     """Convolutions read pads where there are none and make what follows: between them nothing is turned, padded or computed."""
+    model = halved(NETS[name]()) if half else NETS[name]()
     with triton_sources():
-        module = import_model(NETS[name](), "cuda").text
+        module = import_model(model, "cuda").text
     iree_compile(module, tmp_path / "m.stream", CUDA, phase="stream", timeout_s=300)
     text = (tmp_path / "m.stream").read_text()
     assert "conv_" in text and "linalg.conv" not in text and "stream.cmd.copy" not in text

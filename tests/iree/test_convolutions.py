@@ -97,8 +97,13 @@ class ConvSite(OpRun):
 
     def _run(self, x: np.ndarray, w: np.ndarray, *more: np.ndarray, **attributes: Any) -> tuple[np.ndarray]:
         assert x.dtype == np.float32
-        spec = window_of([(v.shape, SHORT[v.dtype]) for v in (x, w, *more)], attributes)
-        return (slide(spec, x, w, *more).astype(w.dtype),)
+        return mean_site(x, w, *more, **attributes)
+
+
+def mean_site(x: np.ndarray, w: np.ndarray, *more: np.ndarray, **attributes: Any) -> tuple[np.ndarray]:
+    """What a ConvSite makes of these operands."""
+    spec = window_of([(v.shape, SHORT[v.dtype]) for v in (x, w, *more)], attributes)
+    return (slide(spec, x, w, *more).astype(w.dtype),)
 
 
 KINDS = st.sampled_from([np.float32, np.float16])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from onnx.reference.op_run import OpRun
 import onnx_fa
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
+from onnx_fa.iree.compile import import_model, iree_compile
 from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.legalise import row_parts
 from onnx_fa.iree.legalise.channel_norm import channel_statistics_of
@@ -31,8 +33,10 @@ from onnx_fa.spec.sequences import slide_along
 from onnx_fa.spec.target import parse_target
 from tests.support.ort_run import assert_same, run
 from tests.support.random_sounds import LENGTHS, sound, sound_net, sound_nets
+from tests.support.triton_sources import triton_sources
 
-NARROW = parse_target("cpu-avx2")
+NARROW, CUDA = parse_target("cpu-avx2"), parse_target("cuda")
+_DTYPES: dict[str, Any] = {"float32": "f32", "float16": "f16"}
 
 
 class SequenceSite(OpRun):
@@ -41,8 +45,8 @@ class SequenceSite(OpRun):
     op_domain = DOMAIN
 
     def _run(self, x: np.ndarray, w: np.ndarray, *more: np.ndarray, **attributes: Any) -> tuple[np.ndarray]:
-        kernel = sequence_conv_of([v.shape for v in (x, w, *more)], attributes)
-        return (slide_along(kernel.spec, x, w, *more).astype(np.float32),)
+        kernel = sequence_conv_of([v.shape for v in (x, w, *more)], attributes, _DTYPES[x.dtype.name])
+        return (slide_along(kernel.spec, x, w, *more).astype(x.dtype),)
 
 
 class ChannelStatistics(OpRun):
@@ -51,7 +55,8 @@ class ChannelStatistics(OpRun):
     op_domain = DOMAIN
 
     def _run(self, x: np.ndarray, scale: np.ndarray, **attributes: Any) -> tuple[np.ndarray, ...]:
-        spec = channel_statistics_of([x.shape, scale.shape], attributes).spec
+        types: Any = [(x.shape, _DTYPES[x.dtype.name]), (scale.shape, "f32")]
+        spec = channel_statistics_of(types, attributes).spec
         return tuple(v.astype(np.float32) for v in measure_channels(spec, x, scale))
 
 
@@ -102,13 +107,13 @@ def features() -> onnx.ModelProto:
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
-@given(sound_nets(), st.booleans())
-def test_drawn(model: onnx.ModelProto, all_parts: bool) -> None:
+@given(sound_nets(), st.booleans(), st.booleans())
+def test_drawn(model: onnx.ModelProto, all_parts: bool, cuda: bool) -> None:
     """Whatever is drawn means the same, where channels last are worth it and where they are not."""
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, triton_sources():
         if all_parts:
             patch.setattr(row_parts, "_saved", lambda *_: 1)
-        made = turned(model)
+        made = turned(model, CUDA if cuda else NARROW)
     if ops(made) == ops(model):
         return
     onnx.checker.check_model(made)
@@ -200,6 +205,49 @@ def test_features_end_as_tokens() -> None:
         assert_same(run(features(), feeds), evaluate(made, feeds), 1e-5)
 
 
+def snakes() -> onnx.ModelProto:
+    """DAC's blocks: an upsampling between activations that have a number of each channel, computed of weights, and views by sizes
+    of the run."""
+    n, x = sound_net(16), "x"
+    n.opset = 17
+
+    def snake(x: str, channels: int) -> str:
+        alpha = n.const(np.full((1, channels, 1), 0.7, np.float32))
+        shape = n.add("Shape", x)
+        sizes = [n.add("Gather", shape, n.ints(i), axis=0) for i in (0, 1)]
+        flat = n.add("Reshape", x, n.add("Concat", *sizes, n.ints(-1), axis=0))
+        wave = n.add("Pow", n.add("Sin", n.add("Mul", alpha, flat)), n.const(np.float32(2)))
+        whole = n.add(
+            "Add", flat, n.add("Mul", n.add("Reciprocal", n.add("Add", alpha, n.const(np.float32(1e-9)))), wave)
+        )
+        return str(n.add("Reshape", whole, shape))
+
+    x = n.add("ConvTranspose", snake(x, 16), n.weight(16, 8, 4), n.weight(8), strides=[2], pads=[1, 1])
+    y = n.add("Conv", snake(x, 8), n.weight(8, 8, 3), n.weight(8), pads=[1, 1])
+    x = n.add("Add", x, n.add("Conv", snake(y, 8), n.weight(8, 8, 1), n.weight(8)))
+    return n.model(n.add("Tanh", n.add("Conv", snake(x, 8), n.weight(1, 8, 7), n.weight(1), pads=[3, 3])))
+
+
+@pytest.mark.parametrize("target", ["cpu-avx2", "cuda"])
+def test_a_decoder_of_snakes_turns_its_ends_alone(target: str, tmp_path: Path) -> None:
+    with triton_sources():
+        text = import_model(snakes(), target).text
+    iree_compile(text, tmp_path / "m.stream", parse_target(target), phase="stream", timeout_s=200)
+    program = (tmp_path / "m.stream").read_text()
+    assert len(re.findall(r"util\.call @conv_", text)) == 4
+    assert len(re.findall(r"stream\.cmd\.dispatch @\w+::@\w*transpose", program)) <= 1
+    assert len(re.findall(r"stream\.cmd\.dispatch ", program)) <= 10
+
+
+def test_a_decoder_of_snakes_compiled(tmp_path: Path) -> None:
+    model = snakes()
+    onnx_fa.compile(model, tmp_path / "m.vmfb")
+    call = load_module(tmp_path / "m.vmfb")
+    for length in (3, 40):
+        feeds = sound(model, length)
+        assert_same(run(model, feeds), call(feeds["x"]), 1e-5)
+
+
 def test_compiled(tmp_path: Path) -> None:
     """Of fewer places than a tile has, of several tiles, and of a batch of none."""
     model = vocoder(steps=(4,))
@@ -220,7 +268,7 @@ def test_stays(why: str) -> None:
     if why == "weight of the run":
         weight = n.add("Relu", weight)
     model = n.model(n.add("Conv", "x", weight, pads=[1, 1]))
-    made = turned(model, parse_target("cuda-sm_80") if why == "gpu" else NARROW)
+    made = turned(model, parse_target("vulkan") if why == "gpu" else NARROW)
     assert ops(made) == ops(model)
 
 

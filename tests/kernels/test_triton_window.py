@@ -10,29 +10,33 @@ import pytest
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.iree.compile import iree_compile
+from onnx_fa.kernels.cpu.window_body import operands_of
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.linear_source import LinearConfig
-from onnx_fa.kernels.triton.window import _operands, _smaller, _tiles, emit_window, takes
+from onnx_fa.kernels.triton.window import _smaller, _tiles, emit_window, takes
 from onnx_fa.kernels.triton.window_source import WindowSource
 from onnx_fa.spec.target import parse_target
 from onnx_fa.spec.windows import WindowSpec
 from tests.support.interpreted import distances_of
 from tests.support.triton_sources import triton_sources
-from tests.support.window_cases import GPU_CASES, conv
+from tests.support.window_cases import GPU_CASES, GPU_SOUNDS, conv
 
 ROOT = Path(__file__).parents[2]
 CUDA = parse_target("cuda")
 
 
 def test_numbers() -> None:
-    """The source, run in the interpreter, is within f32's rounding of float64, with K in one part and in several."""
+    """The source, run in the interpreter, is within the type's rounding of float64, with K in one part and in several."""
     found = distances_of("window_interpreter")
-    assert set(found) == set(GPU_CASES) and {n: d for n, d in found.items() if not d <= 3e-7} == {}
+    types = {name: spec.dtype for name, spec in GPU_CASES.items()}
+    types |= {f"sound: {name}": spec.dtype for name, spec in GPU_SOUNDS.items()}
+    bounds = {"f32": 3e-7, "f16": 2**-11}
+    assert set(found) == set(types) and {n: d for n, d in found.items() if not d <= bounds[types[n]]} == {}
 
 
 def module_of(spec: WindowSpec) -> str:
     """A module whose function `site` is the site."""
-    operands = _operands(spec)
+    operands = operands_of(spec)
     arguments = ", ".join(f"{x.name}: {x.type}" for x in operands)
     names, types = ", ".join(x.name for x in operands), ", ".join(x.type for x in operands)
     y = re.search(r"-> (tensor<[^>]*>) {", emit_window(spec)[spec.name])

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from onnx_fa.kernels.triton import fused_linear, linear, norm, ptx, rotate, token_sums, window
+from onnx_fa.kernels.triton import channel_norm, fused_linear, linear, norm, ptx, rotate, sequence, token_sums, window
 from onnx_fa.kernels.triton.program import Program
 from onnx_fa.processes import DEFAULT, Limits
 
@@ -19,8 +19,9 @@ def _source(program: Program, arch: int, warps: int, stages: int, limits: Limits
 
 def _forget() -> None:
     """Kernels that are remembered hold what was in use when they were made."""
-    products = (linear.emit_linear, linear._compiled, fused_linear.emit_fused, window.emit_window)
-    for made in (*products, norm.emit_norm, rotate.emit_rotated, token_sums.emit_token_sums):
+    products = (linear.emit_linear, linear._compiled, fused_linear.emit_fused)
+    windows = (window.emit_window, sequence.emit_sequence, channel_norm.emit_channels)
+    for made in (*products, *windows, norm.emit_norm, rotate.emit_rotated, token_sums.emit_token_sums):
         made.cache_clear()
 
 

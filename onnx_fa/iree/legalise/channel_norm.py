@@ -5,7 +5,7 @@ numbers, which are computed with what follows them."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import onnx
 from onnx import TensorProto, helper
@@ -17,44 +17,59 @@ from onnx_fa.iree.legalise.row_forms import write_same
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 from onnx_fa.kernels.cpu.channel_norm import ChannelStatistics, takes_channels
 from onnx_fa.spec.channel_norm import ChannelSpec
-from onnx_fa.spec.terms import Dim
+from onnx_fa.spec.terms import Dim, FloatType
 
 CHANNEL_STATISTICS = f"{DOMAIN}.ChannelStatistics"
 """Inputs and outputs as a ChannelSpec has them; attribute `epsilon`."""
 _EPSILON = 1e-5
 
 
-def channel_statistics_of(operands: Sequence[tuple[Dim, ...]], attributes: Mapping[str, Any]) -> ChannelStatistics:
-    """The kernel of a ChannelStatistics whose operands have these shapes."""
-    images, length, channels = operands[0]
+def channel_statistics_of(
+    types: Sequence[tuple[tuple[Dim, ...], str]], attributes: Mapping[str, Any]
+) -> ChannelStatistics:
+    """The kernel of a ChannelStatistics whose operands have these shapes and element types."""
+    (images, length, channels), dtype = types[0]
     assert isinstance(channels, int)
     known = [d if isinstance(d, int) else None for d in (images, length)]
-    return ChannelStatistics(ChannelSpec(known[0], known[1], channels, attributes["epsilon"]))
+    return ChannelStatistics(ChannelSpec(known[0], known[1], channels, attributes["epsilon"], cast(FloatType, dtype)))
 
 
 def channel_norm(g: GraphWriter, sounds: Mapping[str, Places], node: onnx.NodeProto) -> RowsForm | None:
     """An InstanceNormalization of a sequence, whose scale and bias are constants."""
     x, y = node.input[0], node.output[0]
-    if g.cpu is None or x not in sounds or y not in sounds or not takes_channels(sounds[x].channels, g.cpu):
+    if x not in sounds or y not in sounds or not has_statistics(g, sounds[x].channels):
         return None
-    if any(not g.is_constant(name) or g.kind(name) != TensorProto.FLOAT for name in node.input[1:]):
+    if any(not g.is_constant(name) for name in node.input[1:]):
         return None
     return RowsForm((x,), (y,), _write_channel_norm)
 
 
+def has_statistics(g: GraphWriter, channels: int) -> bool:
+    """Whether what the writer is for has a kernel for so many channels."""
+    return g.cuda is not None if g.cpu is None else takes_channels(channels, g.cpu)
+
+
 def _write_channel_norm(w: RowsWriter[Any], node: onnx.NodeProto) -> None:
-    hint, (x, scale, bias), (y,) = node.name or node.op_type, node.input, node.output
+    hint, (x, *names), (y,) = node.name or node.op_type, node.input, node.output
     rows, sound = w.read(x, hint), w.images[y]
+    scale, bias = (name if w.kind == TensorProto.FLOAT else _single(w, name, hint) for name in names)
     mean, factor = write_statistics(w, rows, scale, float(attr_of(node, "epsilon", _EPSILON)), sound, hint)
     give_normal(w, y, (rows, mean, factor, bias), hint)
 
 
 def give_normal(w: RowsWriter[Any], y: str, numbers: tuple[str, str, str, str], hint: str) -> None:
-    """Writes (rows - mean) factor + bias as the rows of y."""
+    """Writes (rows - mean) factor + bias as the rows of y, in f32; all numbers but the rows are f32."""
     rows, mean, factor, bias = numbers
-    shape = w.images[y].rows
-    scaled = w.step("Mul", [w.step("Sub", [rows, mean], shape, hint), factor], shape, hint)
-    w.give(y, w.step("Add", [scaled, bias], shape, hint))
+    g, shape, single = w.g, w.images[y].rows, w.kind == TensorProto.FLOAT
+    value = rows if single else g.typed(g.cast(rows, w.kind, TensorProto.FLOAT, hint), TensorProto.FLOAT, shape)
+    for op, operand in (("Sub", mean), ("Mul", factor), ("Add", bias)):
+        value = g.typed(g.add(op, [value, operand], hint), TensorProto.FLOAT, shape)
+    w.give(y, value if single else g.cast(value, TensorProto.FLOAT, w.kind, hint))
+
+
+def _single(w: RowsWriter[Any], name: str, hint: str) -> str:
+    """Numbers of each channel as f32."""
+    return w.g.typed(w.g.cast(name, w.kind, TensorProto.FLOAT, hint), TensorProto.FLOAT, w.g.shape(name) or [])
 
 
 def write_statistics(

@@ -20,7 +20,7 @@ from onnx_fa.iree.legalise.image_rows import Image, ImageWriter
 from onnx_fa.iree.legalise.row_forms import FORMS
 from onnx_fa.iree.legalise.row_parts import write_parts
 from onnx_fa.iree.legalise.window_rows import WINDOW_FORMS
-from onnx_fa.iree.legalise.writer import GraphWriter, declare_own_nodes
+from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, declare_own_nodes
 from onnx_fa.kernels.cpu.window import panel_of
 from onnx_fa.spec.target import Target
 
@@ -37,23 +37,25 @@ def put_channels_last(
     there = g.cuda is not None if g.cpu is None else panel_of(g.cpu.lanes, g.cpu) > 0
     if not there or g.opset < SLICE_OPSET:
         return
-    if not any(op_of(node) == "Conv" for node in model.graph.node):
-        return
-    is_joined = join_group_norms(g)
-    if is_joined:
+    kinds = {g.kind(node.input[0]) for node in model.graph.node if op_of(node) == "Conv"}
+    changed = bool(kinds) and join_group_norms(g)
+    # Kernels for CPUs read f32 alone.
+    for kind in kinds.intersection([TensorProto.FLOAT] if g.cuda is None else FLOATS):
         g = GraphWriter(model, held, target=target)
-    images = _images(g)
-    if write_parts(g, images, _FORMS, ImageWriter(g, images)) or is_joined:
+        images = _images(g, kind)
+        changed |= write_parts(g, images, _FORMS, ImageWriter(g, images, kind))
+    if changed:
         declare_own_nodes(model)
 
 
-def _images(g: GraphWriter) -> dict[str, Image]:
-    """All values of f32 that are images of known sizes, and those with their places in one row that a Transpose reads or makes."""
+def _images(g: GraphWriter, kind: int) -> dict[str, Image]:
+    """All values of a kind that are images of known sizes, and those with their places in one row that a Transpose reads or
+    makes."""
     found = {}
     for node in g.graph.node:
         for name in (*node.input, *node.output):
             shape = g.shape(name)
-            if g.kind(name) != TensorProto.FLOAT or shape is None or g.is_constant(name):
+            if g.kind(name) != kind or shape is None or g.is_constant(name):
                 continue
             batch, *sizes = shape if shape else [None]
             known = [d for d in sizes if isinstance(d, int) and d > 0]

@@ -17,10 +17,12 @@ from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.conv_forms import write_conv
 from onnx_fa.iree.legalise.sequence_conv import sequence_conv
-from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
+from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of
 from onnx_fa.spec.target import Target
 
 _END = (1 << 31) - 1
+_LINE = 3
+"""Axes of the weight of a sequence: CUDA has kernels for these, of any length."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ def conv_transpose(g: GraphWriter, node: onnx.NodeProto) -> bool:
     ModelError for an `output_shape` of a free size, whose pads only a run knows, and for a weight whose sizes are not static."""
     weight = g.shape(node.input[1])
     sizes = [d for d in weight or () if isinstance(d, int)]
-    if _is_plain(node) and not (g.cpu is not None and _is_even(node, sizes[2:])):
+    kernels = g.cpu is not None or (g.cuda is not None and len(sizes) == _LINE)
+    if _is_plain(node) and not (kernels and _is_even(node, sizes[2:])):
         return False
     if weight is None or len(sizes) < len(weight) or len(sizes) < 3 or min(sizes) < 1:
         raise ModelError(f"node {node.name!r}: ConvTranspose with a weight whose sizes are not static (--dim)")
@@ -129,7 +132,7 @@ def _is_plain(node: onnx.NodeProto) -> bool:
 def write_shuffled(
     model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None, *, target: Target | None = None
 ) -> None:
-    """Writes upsampling ConvTransposes of images of f32 as Conv and DepthToSpace: IREE multiplies the zeros that it puts between
+    """Writes upsampling ConvTransposes of images as Conv and DepthToSpace: IREE multiplies the zeros that it puts between
     the input's rows. Those whose windows are a multiple of the stride, where nothing that is not finite meets a zero that was not
     there; for CUDA as large as the stride, since IREE takes longer there for the Conv of larger ones. In place, in the main graph;
     types of values are taken from `value_info`, and those of new ones are there too."""
@@ -156,20 +159,26 @@ def _write_shuffled(g: GraphWriter, node: onnx.NodeProto) -> bool:
     inputs, rows = [x, *write_phases(g, node, axes)], [axis.made for axis in axes]
     many, columns = ((g.shape(name) or [0])[axis] for name, axis in ((inputs[1], 0), (node.input[1], 1)))
     y = g.add("Conv", inputs, hint, pads=_conv_pads(axes), kernel_shape=[axis.depth for axis in axes])
-    g.typed(y, TensorProto.FLOAT, [shape[0], many, *rows])
+    g.typed(y, g.kind(x), [shape[0], many, *rows])
     cut = any(any(axis.cut) for axis in axes)
     y = g.add("DepthToSpace", [y], hint, blocksize=block, out=None if cut else node.output[0])
     if cut:
-        g.typed(y, TensorProto.FLOAT, [shape[0], columns, *(block * n for n in rows if n is not None)])
+        g.typed(y, g.kind(x), [shape[0], columns, *(block * n for n in rows if n is not None)])
         _cut(g, y, axes, hint, node.output[0])
     return True
 
 
 def upsampled_axes(g: GraphWriter, node: onnx.NodeProto) -> list[Axis] | None:
-    """Those of a ConvTranspose of f32, by a weight of the network, whose windows are a multiple of its strides; None for others."""
+    """Those of a ConvTranspose of f32, for CUDA also of halves, by a weight of the network, whose windows are a multiple of its
+    strides; None for others."""
     x, w, bias = (*node.input, "")[:3]
     shape, sizes = g.shape(x), [d for d in g.shape(w) or () if isinstance(d, int)]
-    if g.kind(x) != TensorProto.FLOAT or shape is None or not _is_plain(node) or len(sizes) != len(shape):
+    if (
+        g.kind(x) not in ((TensorProto.FLOAT,) if g.cuda is None else FLOATS)
+        or shape is None
+        or not _is_plain(node)
+        or len(sizes) != len(shape)
+    ):
         return None
     if min(sizes) < 1 or not all(g.has_data(name) for name in (w, bias) if name) or not _is_even(node, sizes[2:]):
         return None
@@ -187,9 +196,8 @@ def write_phases(g: GraphWriter, node: onnx.NodeProto, axes: Sequence[Axis]) -> 
         g.array,
     )
     if bias:
-        made.append(
-            g.computed(lambda: np.tile(np.asarray(numbers(bias)), phases), TensorProto.FLOAT, [phases * sizes[1]], hint)
-        )
+        columns = [phases * sizes[1]]
+        made.append(g.computed(lambda: np.tile(np.asarray(numbers(bias)), phases), g.kind(bias), columns, hint))
     return made
 
 

@@ -38,7 +38,7 @@ _NUMBERS = (
     "x_last",
     "depthwise",
 )
-_KINDS = {dtype: kind for kind, dtype in FLOATS.items()}
+KINDS = {dtype: kind for kind, dtype in FLOATS.items()}
 
 
 def convolution(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -65,9 +65,10 @@ def convolution(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
 
 def write_site(g: GraphWriter, spec: WindowSpec, x: str, weight: str, bias: str, hint: str) -> str:
-    """Writes a ConvSite, whose result are its sums: of x, an f32 of any rank whose first dim is the batch, with its pads unless the
-    spec has them, of a Conv's weight (M, C, *kernel), and with a bias of (M,). Returns y, of the shape (parts, *y_shape); with one
-    group, or channels last, its first dim has the name of x's, if the type of x is known, else one of its own."""
+    """Writes a ConvSite, whose result are its sums: of x, of the spec's type and any rank, whose first dim is the batch, with its
+    pads unless the spec has them, of a Conv's weight (M, C, *kernel), and with a bias of (M,). Returns y, of the shape (parts,
+    *y_shape); with one group, or channels last, its first dim has the name of x's, if the type of x is known, else one of its
+    own."""
     y = g.fresh(hint)
     batch: Dim = f"{y}_parts" if spec.parts is None else spec.parts
     of_images = spec.groups == 1 or spec.x_last
@@ -83,12 +84,12 @@ def write_site(g: GraphWriter, spec: WindowSpec, x: str, weight: str, bias: str,
     if spec.pads:
         made.attribute.append(helper.make_attribute("pads", spec.pads))
     g.nodes.append(made)
-    return g.typed(y, _KINDS[spec.dtype], [batch, *spec.y_shape])
+    return g.typed(y, KINDS[spec.dtype], [batch, *spec.y_shape])
 
 
 def window_of(types: Sequence[tuple[Sequence[Dim], str]], attributes: Mapping[str, Any]) -> WindowSpec:
     """The spec of a ConvSite whose operands have these shapes and element types."""
-    (x, _), (_, dtype), *more = types
+    (x, x_dtype), (_, dtype), *more = types
     groups, channels, N, panel = (int(attributes[name]) for name in ("groups", "channels", "N", "panel"))
     sizes, kernel, strides, dilations = (
         tuple(int(n) for n in attributes[name]) for name in ("sizes", "kernel", "strides", "dilations")
@@ -113,6 +114,7 @@ def window_of(types: Sequence[tuple[Sequence[Dim], str]], attributes: Mapping[st
         x_last,
         depthwise=depthwise,
         pads=tuple(int(n) for n in attributes.get("pads", ())),
+        x_dtype=cast(FloatType, x_dtype),
     )
     if "then" not in attributes:
         return spec
@@ -134,6 +136,7 @@ def spec_of_shape(
     try:
         groups, channels = shape.groups // blocks, shape.own * blocks
         spec = WindowSpec(shape.images, groups, channels, columns, *window, panel, bias, last, blocks, dtype, x_last)
+        spec = replace(spec, x_dtype=_x_dtype(g, dtype))
     except ValueError:  # no window fits, or several groups of channels last
         return None
     return spec if takes(spec) else None
@@ -144,13 +147,19 @@ def _panel(g: GraphWriter, columns: int) -> int:
     return panel_of(columns, g.cpu) if g.cpu is not None else columns if g.cuda is not None else 0
 
 
-def depthwise_spec(g: GraphWriter, shape: ConvShape, bias: bool) -> WindowSpec | None:
-    """The site of a Conv of f32 of every channel for itself, channels last; None where they do not fill a vector."""
+def _x_dtype(g: GraphWriter, dtype: FloatType) -> FloatType:
+    """As what type an image of this one is read: CPUs have it widened before."""
+    return dtype if g.cpu is None else "f32"
+
+
+def depthwise_spec(g: GraphWriter, shape: ConvShape, bias: bool, dtype: FloatType) -> WindowSpec | None:
+    """The site of a Conv of every channel for itself, channels last; None where they do not fill a vector."""
     n = shape.groups
     if not (panel := _panel(g, n)):
         return None
     window = shape.padded, shape.kernel, shape.strides, shape.dilations
     spec = WindowSpec(shape.images, 1, n, n, *window, panel, bias, last=True, x_last=True, depthwise=True)
+    spec = replace(spec, dtype=dtype, x_dtype=_x_dtype(g, dtype))
     return replace(spec, panel=g.cpu.lanes) if g.cpu is not None and is_slim(spec, g.cpu) else spec
 
 

@@ -15,10 +15,9 @@ from onnx import TensorProto, helper
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
-from onnx_fa.iree.legalise.channel_norm import give_normal, write_statistics
+from onnx_fa.iree.legalise.channel_norm import give_normal, has_statistics, write_statistics
 from onnx_fa.iree.legalise.image_rows import Places, RowsForm, RowsWriter
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
-from onnx_fa.kernels.cpu.channel_norm import takes_channels
 
 GROUP_NORM = f"{DOMAIN}.GroupNorm"
 """Inputs x, a scale and a bias of each group, and attributes of a GroupNormalization before opset 21."""
@@ -88,10 +87,10 @@ def _only_reader(g: GraphWriter, name: str) -> int | None:
 def group_norm(g: GraphWriter, images: Mapping[str, Places], node: onnx.NodeProto) -> RowsForm | None:
     """A norm of groups of an image, whose scale and bias are constants."""
     x, y, groups = node.input[0], node.output[0], attr_of(node, "num_groups", 0)
-    if g.cpu is None or x not in images or y not in images or not takes_channels(images[x].channels, g.cpu):
+    if x not in images or y not in images or not has_statistics(g, images[x].channels):
         return None
     arrays = [g.array(name) for name in node.input[1:3]]
-    if groups < 1 or images[x].channels % groups or any(a is None or a.dtype != np.float32 for a in arrays):
+    if groups < 1 or images[x].channels % groups or any(a is None for a in arrays):
         return None
     if attr_of(node, "stash_type", TensorProto.FLOAT) != TensorProto.FLOAT:
         return None
@@ -108,7 +107,7 @@ def _write_group_norm(w: RowsWriter[Any], node: onnx.NodeProto) -> None:
     of_groups, single = [image.batch, groups, each], [image.batch, groups, 1]
 
     def step(op: str, *inputs: str, shape: Any = of_groups) -> str:
-        return w.step(op, inputs, shape, hint)
+        return g.typed(g.add(op, inputs, hint), TensorProto.FLOAT, shape)
 
     means, factors = (g.typed(g.reshape(v, [0, groups, each], hint), TensorProto.FLOAT, of_groups) for v in made)
     mean = g.typed(g.mean(means, [-1], hint), TensorProto.FLOAT, single)
@@ -126,6 +125,6 @@ def _write_group_norm(w: RowsWriter[Any], node: onnx.NodeProto) -> None:
 
 
 def _by_channel(array: np.ndarray | None, channels: int) -> np.ndarray:
-    """Numbers of each channel, or of each group, for each channel."""
+    """Numbers of each channel, or of each group, for each channel, in f32."""
     assert array is not None
-    return np.repeat(array, channels // array.size)
+    return np.repeat(array.astype(np.float32), channels // array.size)

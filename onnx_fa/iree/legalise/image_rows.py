@@ -72,11 +72,12 @@ _P = TypeVar("_P", bound=Places)
 
 @dataclass
 class RowsWriter(ABC, Generic[_P]):
-    """A graph in which some images, or sequences, are written as rows. `images` are the shapes of all of them, `rows` the names of
-    those that are there as rows; `absent` are those that are there as rows alone."""
+    """A graph in which some images, or sequences, of one `kind` of element are written as rows. `images` are the shapes of all of
+    them, `rows` the names of those that are there as rows; `absent` are those that are there as rows alone."""
 
     g: GraphWriter
     images: dict[str, _P]
+    kind: int = TensorProto.FLOAT
     rows: dict[str, str] = field(default_factory=dict)
     absent: set[str] = field(default_factory=set)
     joined: dict[tuple[str, ...], str] = field(default_factory=dict)
@@ -112,7 +113,7 @@ class RowsWriter(ABC, Generic[_P]):
         return self._typed_image(self.g.add(op, inputs, hint, **attributes), shape)
 
     def _typed_image(self, value: str, shape: Sequence[Dim | None]) -> str:
-        return value if value in self.g.types else self.g.typed(value, TensorProto.FLOAT, shape)
+        return value if value in self.g.types else self.g.typed(value, self.kind, shape)
 
 
 class ImageWriter(RowsWriter[Image]):

@@ -35,7 +35,7 @@ def pointwise(g: GraphWriter, images: Mapping[str, Places], node: onnx.NodeProto
     for name in filter(None, node.input):
         if g.is_one_number(name):
             continue
-        if g.is_constant(name):
+        if _is_known(g, name, whole):
             if _by_channel(g, name, whole) is None:
                 return None
             continue
@@ -50,6 +50,11 @@ def _spreads(image: Places, whole: Places) -> bool:
     """Whether an image is added to a larger one as rows as it is with channels first."""
     places = image.where == whole.where or set(image.where) == {1}
     return places and image.channels in (1, whole.channels) and image.batch == whole.batch
+
+
+def _is_known(g: GraphWriter, name: str, whole: Places) -> bool:
+    """Whether what is read beside images is a constant, or numbers of channels that are computed of some."""
+    return g.is_constant(name) or (_by_channel(g, name, whole) is not None and g.comes_of_constants(name))
 
 
 def _by_channel(g: GraphWriter, name: str, whole: Places) -> list[int] | None:
@@ -68,7 +73,7 @@ def _write_pointwise(w: RowsWriter[Any], node: onnx.NodeProto) -> None:
     for i, name in enumerate(node.input):
         if not name or g.is_one_number(name):
             continue
-        if not g.is_constant(name):
+        if not _is_known(g, name, w.images[y]):
             made.input[i] = w.read(name, hint)
         elif shape := _by_channel(g, name, w.images[y]):
             array = g.array(name)
@@ -93,10 +98,16 @@ def _write_batch_norm(w: RowsWriter[Any], node: onnx.NodeProto) -> None:
     scale, shift, mean, variance = (np.asarray(g.array(name), np.float64) for name in node.input[1:5])
     factor = scale / np.sqrt(variance + attr_of(node, "epsilon", 1e-5))
     image = w.images[node.output[0]]
-    x = w.read(node.input[0], hint)
-    scaled = w.step("Mul", [x, g.const(factor.astype(np.float32), hint)], image.rows, hint)
-    number = g.const((shift - mean * factor).astype(np.float32), hint)
-    w.give(node.output[0], w.step("Add", [scaled, number], image.rows, hint))
+    x, single = w.read(node.input[0], hint), w.kind == TensorProto.FLOAT
+    if not single:  # all of it is rounded once
+        x = g.typed(g.cast(x, w.kind, TensorProto.FLOAT, hint), TensorProto.FLOAT, image.rows)
+
+    def step(op: str, x: str, numbers: np.ndarray) -> str:
+        made = g.add(op, [x, g.const(numbers.astype(np.float32), hint)], hint)
+        return g.typed(made, TensorProto.FLOAT, image.rows)
+
+    made = step("Add", step("Mul", x, factor), shift - mean * factor)
+    w.give(node.output[0], made if single else g.cast(made, TensorProto.FLOAT, w.kind, hint))
 
 
 def concat(g: GraphWriter, images: Mapping[str, Places], node: onnx.NodeProto) -> RowsForm | None:
@@ -181,7 +192,7 @@ def write_same(w: RowsWriter[Any], node: onnx.NodeProto) -> None:
 def transpose(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | None:
     """A Transpose that puts the channels of an image last, or those of something else first: as rows none."""
     x, y, perm = node.input[0], node.output[0], list(attr_of(node, "perm", []))
-    if g.kind(x) != TensorProto.FLOAT:
+    if x not in images and y not in images:
         return None
     if perm in ([0, 2, 3, 1], [0, 2, 1]) and x in images and len(g.shape(x) or ()) == len(perm):
         return RowsForm((x,), (), _write_leave, images[x].numbers)
@@ -242,7 +253,7 @@ def _write_enlarge(w: ImageWriter, node: onnx.NodeProto) -> None:
     down, across = large.height // small.height, large.width // small.width
     apart = [small.batch, small.height, 1, small.width, 1, small.channels]
     each = g.reshape(w.read(x, hint), [0, *(d for d in apart[1:] if isinstance(d, int))], hint)
-    g.typed(each, TensorProto.FLOAT, apart)
+    g.typed(each, w.kind, apart)
     times = g.ints([1, 1, down, 1, across, 1], hint)
     spread = [small.batch, small.height, down, small.width, across, small.channels]
     many = w.step("Expand", [each, times], spread, hint)
@@ -262,9 +273,9 @@ def _write_shuffle(w: ImageWriter, node: onnx.NodeProto) -> None:
     small, large, g = w.images[x], w.images[y], w.g
     apart = [small.batch, small.height, small.width, block, block, large.channels]
     blocks = g.reshape(w.read(x, hint), [0, *(d for d in apart[1:] if isinstance(d, int))], hint)
-    g.typed(blocks, TensorProto.FLOAT, apart)
+    g.typed(blocks, w.kind, apart)
     perm = [0, 1, 3, 2, 4, 5]
-    turned = g.typed(g.add("Transpose", [blocks], hint, perm=perm), TensorProto.FLOAT, [apart[i] for i in perm])
+    turned = g.typed(g.add("Transpose", [blocks], hint, perm=perm), w.kind, [apart[i] for i in perm])
     w.give(y, g.reshape(turned, [0, large.places, large.channels], hint))
 
 

@@ -14,13 +14,13 @@ from onnx import TensorProto, helper
 
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.legalise.conv_shapes import SLICE_OPSET
-from onnx_fa.iree.legalise.convolutions import weight_panels
-from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
+from onnx_fa.iree.legalise.convolutions import KINDS, weight_panels
+from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of
 from onnx_fa.kernels.cpu.sequence import SequenceConv
 from onnx_fa.kernels.cpu.window import blocks_of, panel_of
 from onnx_fa.spec.expr_json import from_json
 from onnx_fa.spec.sequences import SequenceSpec
-from onnx_fa.spec.terms import Dim, TensorArg
+from onnx_fa.spec.terms import Dim, FloatType, TensorArg
 
 SEQUENCE_SITE = f"{DOMAIN}.SequenceSite"
 """Inputs as a SequenceSpec has its operands; attributes its numbers, and, where something becomes of its sums, `then` as JSON."""
@@ -41,6 +41,11 @@ _NUMBERS = (
 _RANK = 3
 
 
+def kinds_of(g: GraphWriter) -> tuple[int, ...]:
+    """Of what kinds of element there are kernels, on what the writer is for."""
+    return (TensorProto.FLOAT,) if g.cpu is not None else tuple(FLOATS) if g.cuda is not None else ()
+
+
 class Columns(NamedTuple):
     """Of each of some groups: the channels that it reads, and the columns that it makes."""
 
@@ -58,30 +63,34 @@ class Taps(NamedTuple):
     pads: tuple[int, int]
 
 
-def sequence_conv_of(operands: Sequence[tuple[Dim, ...]], attributes: Mapping[str, Any]) -> SequenceConv:
-    """The kernel of a SequenceSite whose operands have these shapes."""
+def sequence_conv_of(
+    operands: Sequence[tuple[Dim, ...]], attributes: Mapping[str, Any], dtype: FloatType = "f32"
+) -> SequenceConv:
+    """The kernel of a SequenceSite whose operands have these shapes and this type."""
     numbers = {name: attributes[name] for name in _NUMBERS}
     low, high = numbers.pop("pads")
     bias, depthwise = (bool(numbers.pop(name)) for name in ("bias", "depthwise"))
     images, length = (d if isinstance(d, int) else None for d in operands[0][:2])
-    spec = SequenceSpec(images, length, **numbers, pads=(low, high), bias=bias, depthwise=depthwise)
+    spec = SequenceSpec(images, length, **numbers, pads=(low, high), bias=bias, depthwise=depthwise, dtype=dtype)
     if "then" in attributes:
         behind = operands[2 + bias :]
-        tensors = tuple(TensorArg(spec.whole if len(shape) > 1 else (spec.columns,), "f32") for shape in behind)
+        tensors = tuple(TensorArg(spec.whole if len(shape) > 1 else (spec.columns,), dtype) for shape in behind)
         spec = replace(spec, then=from_json(json.loads(attributes["then"])), tensors=tensors)
     return SequenceConv(spec)
 
 
 def sequence_spec(g: GraphWriter, node: onnx.NodeProto) -> SequenceSpec | None:
-    """The site of a Conv of f32 of (batch, channels, length), of which the first and the last may be free; None where no kernel is
-    to stand for it. Columns that fill no vector have some of zeros behind them."""
+    """The site of a Conv of f32, for CUDA also of halves, of (batch, channels, length), of which the first and the last may be
+    free; None where no kernel is to stand for it. Columns that fill no vector have some of zeros behind them."""
     x, weight, groups = g.shape(node.input[0]), g.shape(node.input[1]), attr_of(node, "group", 1)
-    if g.cpu is None or g.opset < SLICE_OPSET or g.kind(node.input[0]) != TensorProto.FLOAT or not x or not weight:
+    kind = g.kind(node.input[0])
+    if kind not in kinds_of(g) or g.opset < SLICE_OPSET or not x or not weight:
         return None
     if len(x) != _RANK or len(weight) != _RANK or 0 in x or not isinstance(x[1], int):
         return None
     bias = node.input[2] if len(node.input) > 2 else ""
-    narrow = groups == 1 and isinstance(weight[0], int) and weight[0] < g.cpu.lanes  # has zeros behind its columns
+    # Has zeros behind its columns.
+    narrow = g.cpu is not None and groups == 1 and isinstance(weight[0], int) and weight[0] < g.cpu.lanes
     there = g.has_data if narrow else g.comes_of_constants
     if not g.is_constant(node.input[1]) or not all(there(name) for name in (node.input[1], bias) if name):
         return None
@@ -94,19 +103,23 @@ def sequence_spec(g: GraphWriter, node: onnx.NodeProto) -> SequenceSpec | None:
     pads = _pads(node, (taps - 1) * dilation, stride)
     if pads is None:
         return None
-    return spec_of(
+    spec = spec_of(
         g, (x[0], x[2]), Columns(groups, own, columns // groups), Taps(taps, stride, dilation, pads), bool(bias)
     )
+    return None if spec is None else replace(spec, dtype=FLOATS[kind])
 
 
 def spec_of(
     g: GraphWriter, sizes: tuple[Dim | None, Dim | None], columns: Columns, taps: Taps, bias: bool
 ) -> SequenceSpec | None:
-    """The site of such windows and columns, of a batch and a length of these `sizes`, on the CPU that the writer is for; None where
-    no kernel is to stand for it."""
-    assert g.cpu is not None
+    """The site of such windows and columns, of a batch and a length of these `sizes`, on the CPU or the CUDA device that the writer
+    is for; None where no kernel is to stand for it."""
     groups, own, N = columns
     images, length = (d if isinstance(d, int) else None for d in sizes)
+    if g.cpu is None:  # Triton's kernels have all columns in a panel
+        depthwise = own == N == 1 < groups
+        groups, own, N = Columns(1, groups, groups) if depthwise else columns
+        return SequenceSpec(images, length, groups, own, N, *taps, N, bias, depthwise=depthwise)
     if own == N == 1 < groups:
         # Panels of one vector where 16 registers are to hold what neighbouring windows share too, as is_slim has it.
         slim = g.cpu.registers == 16 and taps.stride == 1 < taps.kernel
@@ -151,11 +164,11 @@ def write_sequence(
     made = helper.make_node("SequenceSite", inputs, [y], g.fresh(f"{hint}/SequenceSite"), domain=DOMAIN)
     made.attribute.extend(helper.make_attribute(name, getattr(spec, name)) for name in _NUMBERS)
     g.nodes.append(made)
-    g.typed(y, TensorProto.FLOAT, [*dims[:2], spec.columns // spec.phases])
+    g.typed(y, KINDS[spec.dtype], [*dims[:2], spec.columns // spec.phases])
     if columns == spec.columns:
         return y
     cut = g.add("Slice", [y, *(g.ints([n], hint) for n in (0, columns, 2))], hint)
-    return g.typed(cut, TensorProto.FLOAT, [*dims[:2], columns])
+    return g.typed(cut, KINDS[spec.dtype], [*dims[:2], columns])
 
 
 def _widened(g: GraphWriter, name: str, columns: int, hint: str) -> str:
@@ -167,7 +180,7 @@ def _widened(g: GraphWriter, name: str, columns: int, hint: str) -> str:
         array = np.asarray(read(name))
         return np.pad(array, [(0, columns - shape[0]), *[(0, 0)] * (len(shape) - 1)])
 
-    return g.computed(make, TensorProto.FLOAT, [columns, *shape[1:]], hint)
+    return g.computed(make, g.kind(name), [columns, *shape[1:]], hint)
 
 
 def lone_sequence(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -177,7 +190,7 @@ def lone_sequence(g: GraphWriter, node: onnx.NodeProto) -> bool:
         return False
     hint, x = node.name or "Conv", node.input[0]
     batch, channels, length = g.shape(x) or []
-    rows = g.typed(g.add("Transpose", [x], hint, perm=[0, 2, 1]), TensorProto.FLOAT, [batch, length, channels])
+    rows = g.typed(g.add("Transpose", [x], hint, perm=[0, 2, 1]), g.kind(x), [batch, length, channels])
     operands = [rows, *(name for name in node.input[1:] if name)]
     y = write_sequence(g, spec, operands, [batch, None], hint)
     g.add("Transpose", [y], hint, perm=[0, 2, 1], out=node.output[0])

@@ -13,7 +13,6 @@ from functools import partial
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import TensorProto
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.channel_norm import channel_norm, same_sequence
@@ -23,8 +22,8 @@ from onnx_fa.iree.legalise.image_rows import Places, RowsForm, RowsWriter
 from onnx_fa.iree.legalise.row_forms import SINGLE, batch_norm, concat, pointwise, slice_, split
 from onnx_fa.iree.legalise.row_parts import FindForm, write_parts
 from onnx_fa.iree.legalise.sequence_places import cut_places, is_whole, pad_places, place_pads
-from onnx_fa.iree.legalise.sequence_sites import Columns, Taps, sequence_spec, spec_of, write_sequence
-from onnx_fa.iree.legalise.writer import GraphWriter, attr_of, declare_own_nodes
+from onnx_fa.iree.legalise.sequence_sites import Columns, Taps, kinds_of, sequence_spec, spec_of, write_sequence
+from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of, declare_own_nodes
 from onnx_fa.spec.sequences import SequenceSpec
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import Dim
@@ -33,8 +32,8 @@ _RANK = 3
 _NOMINAL = 1024
 """Places that a sequence of free length is taken to have, where what is turned is counted."""
 _TURN = [0, 2, 1]
-_MORE = " "
-"""Between the symbol of a length and by how much another is longer, as "L +2"."""
+_MORE = "#"
+"""Between the symbol of a length and by how much another is longer, as "L#+2"."""
 _CONVOLUTIONS = ("Conv", "ConvTranspose")
 """What is between others, as tokens of a transformer, stays as it is."""
 
@@ -80,24 +79,25 @@ class SoundWriter(RowsWriter[Sound]):
 def put_sequences_last(
     model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None, *, target: Target | None = None
 ) -> None:
-    """Writes parts of the main graph with channels last, in place, for a CPU whose kernels take their convolutions. `held` are
+    """Writes parts of the main graph with channels last, in place, for a CPU or a CUDA device whose kernels take them. `held` are
     initializers whose data are not in the model; types of values are taken from `value_info`."""
     g = GraphWriter(model, held, target=target)
-    if g.cpu is None or g.opset < SLICE_OPSET:
+    if g.opset < SLICE_OPSET:
         return
-    if not any(op_of(node) in _CONVOLUTIONS for node in model.graph.node):
-        return
-    sounds = _sounds(g)
-    if sounds and write_parts(g, sounds, _FORMS, SoundWriter(g, sounds), around=_CONVOLUTIONS):
-        declare_own_nodes(model)
+    there = {g.kind(node.input[0]) for node in model.graph.node if op_of(node) in _CONVOLUTIONS}
+    for kind in there.intersection(kinds_of(g)):
+        g = GraphWriter(model, held, target=target)
+        sounds = _sounds(g, kind)
+        if sounds and write_parts(g, sounds, _FORMS, SoundWriter(g, sounds, kind), around=_CONVOLUTIONS):
+            declare_own_nodes(model)
 
 
-def _sounds(g: GraphWriter) -> dict[str, Sound]:
-    """All values of f32 that are sequences."""
-    found = {v.name: sound for v in g.graph.input if (sound := _sound(g, v.name)) is not None}
+def _sounds(g: GraphWriter, kind: int) -> dict[str, Sound]:
+    """All values of a kind that are sequences."""
+    found = {v.name: sound for v in g.graph.input if (sound := _sound(g, v.name, kind)) is not None}
     found = {name: replace(sound, length=sound.length or f"{name}/length") for name, sound in found.items()}
     for node in g.graph.node:
-        made = {name: sound for name in node.output if (sound := _sound(g, name)) is not None}
+        made = {name: sound for name in node.output if (sound := _sound(g, name, kind)) is not None}
         made = _of_one_batch(g, found, node, made) if made else made
         length = _length(g, found, node, made) if made else ""
         for name, sound in made.items():
@@ -107,10 +107,10 @@ def _sounds(g: GraphWriter) -> dict[str, Sound]:
     return found
 
 
-def _sound(g: GraphWriter, name: str) -> Sound | None:
+def _sound(g: GraphWriter, name: str, kind: int) -> Sound | None:
     """A value's shape, if it is a sequence; without a length where inference says none."""
     shape = g.shape(name)
-    if g.kind(name) != TensorProto.FLOAT or shape is None or len(shape) != _RANK or g.is_constant(name):
+    if g.kind(name) != kind or shape is None or len(shape) != _RANK or g.is_constant(name):
         return None
     batch, channels, own = shape
     if 0 in shape or not isinstance(channels, int):
@@ -190,7 +190,7 @@ def _upsampling(g: GraphWriter, sounds: Sounds, node: onnx.NodeProto) -> RowsFor
     spec = spec_of(g, (sounds[x].batch, sounds[x].length), columns, Taps(axis.depth, 1, 1, axis.pads), bias)
     if spec is None or spec.columns != columns.N:
         return None
-    spec = replace(spec, phases=axis.stride)
+    spec = replace(spec, phases=axis.stride, dtype=FLOATS[g.kind(x)])
     return RowsForm((x,), (y,), partial(_write_upsampling, spec, axis), _turned_else(sounds, x, y))
 
 
@@ -208,7 +208,7 @@ def _write_upsampling(spec: SequenceSpec, axis: Axis, w: SoundWriter, node: onnx
 def _transpose(g: GraphWriter, sounds: Sounds, node: onnx.NodeProto) -> RowsForm | None:
     """A Transpose that puts channels last, or those of something else first: as rows none."""
     x, y, perm = node.input[0], node.output[0], list(attr_of(node, "perm", []))
-    if perm != _TURN or g.kind(x) != TensorProto.FLOAT:
+    if perm != _TURN:
         return None
     if x in sounds:
         return RowsForm((x,), (), _write_leave, sounds[x].numbers)

@@ -20,7 +20,7 @@ from onnx_fa.iree.legalise.epilogue import POINTWISE
 from onnx_fa.iree.legalise.image_rows import Image, ImageWriter, RowsForm
 from onnx_fa.iree.legalise.linear_sites import LEAST
 from onnx_fa.iree.legalise.row_forms import Images
-from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
+from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of
 from onnx_fa.kernels.cpu.window import panel_of, winograd_tiles
 from onnx_fa.spec.windows import WindowSpec
 
@@ -45,7 +45,7 @@ def convolution(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsFor
         return None
     if shape.own == shape.columns == 1 and shape.groups > 1:
         taps = math.prod(shape.kernel)
-        spec = depthwise_spec(g, shape, bias)
+        spec = depthwise_spec(g, shape, bias, FLOATS[g.kind(x)])
         if taps == 1 or (spec is None and (taps > _MOST_TAPS or g.array(node.input[1]) is None)):
             return None
         turned = images[x].numbers + images[y].numbers if max(shape.strides) > 1 or taps >= _MANY_TAPS else 0
@@ -54,13 +54,14 @@ def convolution(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsFor
     if g.array(node.input[1]) is None:
         return None
     turned = images[x].numbers + images[y].numbers if _is_product(shape) else _passes(g, images, y)
-    spec = spec_of_shape(g, shape, "f32", bias, last=True, x_last=True)
+    spec = spec_of_shape(g, shape, FLOATS[g.kind(x)], bias, last=True, x_last=True)
     # Linear sites leave small weights to IREE, which multiplies by them again for every place that reads such a gate.
     if _is_product(shape) and (spec is None or min(shape.own, shape.columns) >= LEAST):
         return RowsForm((x,), (y,), _write_product, turned)
     if spec is None:
         return None
-    if g.cpu is None:  # kernels of GPUs read channels that are last, alone
+    if g.cpu is None:  # kernels of GPUs read channels that are last, alone, and are worth more than both turns
+        turned = images[x].numbers + images[y].numbers + 1
         return RowsForm((x,), (y,), partial(_write_site, shape, spec), turned)
     if winograd_tiles(spec, g.cpu):
         turned += images[y].places * shape.groups * shape.own * shape.columns // _PRODUCTS_OF_A_TURN
@@ -84,7 +85,7 @@ def _write_product(w: ImageWriter, node: onnx.NodeProto) -> None:
     g, hint, (y,) = w.g, node.name or node.op_type, node.output
     x, rows = w.read(node.input[0], hint), w.images[y].rows
     columns, channels = w.images[y].channels, w.images[node.input[0]].channels
-    weight = g.computed(partial(_matrix, g, node.input[1]), TensorProto.FLOAT, [channels, columns], hint)
+    weight = g.computed(partial(_matrix, g, node.input[1]), w.kind, [channels, columns], hint)
     made = w.step("MatMul", [x, weight], rows, hint)
     if len(node.input) > 2 and node.input[2]:
         made = w.step("Add", [made, node.input[2]], rows, hint)
@@ -108,7 +109,7 @@ def _write_site(shape: ConvShape, spec: WindowSpec, w: ImageWriter, node: onnx.N
     if any(shape.pads) and not spec.pads:
         image = pad_image(g, image, shape, hint, last=last)
         channels = [w.images[x].channels]
-        g.typed(image, TensorProto.FLOAT, [w.images[x].batch, *channels * (not last), *shape.padded, *channels * last])
+        g.typed(image, w.kind, [w.images[x].batch, *channels * (not last), *shape.padded, *channels * last])
     y = write_site(g, spec, image, weight, rest[0] if rest else "", hint)
     w.give(node.output[0], y)
 
@@ -134,7 +135,7 @@ def _parts(w: ImageWriter, shape: ConvShape, x: str, pad: str, image: Image, hin
     batch, channels = image.batch, w.images[x].channels
     if any(shape.pads):
         pads = [0, *shape.pads[:_AXES], 0, 0, *shape.pads[_AXES:], 0]
-        number = g.scalar(float(pad), TensorProto.FLOAT, hint)
+        number = g.scalar(float(pad), w.kind, hint)
         plane = w.step("Pad", [plane, g.ints(pads, hint), number], [batch, *shape.padded, channels], hint)
     where, steps = g.ints([1, 2], hint), g.ints(shape.strides, hint)
     found = []
@@ -173,11 +174,17 @@ def pool(g: GraphWriter, images: Images, node: onnx.NodeProto) -> RowsForm | Non
 def _write_pool(shape: ConvShape, mean: bool, w: ImageWriter, node: onnx.NodeProto) -> None:
     g, hint, image = w.g, node.name or node.op_type, w.images[node.output[0]]
     dims = [image.batch, image.height, image.width, image.channels]
+    if mean and w.kind != TensorProto.FLOAT:  # sums are f32, and rounded once
+        images = image.batch if isinstance(image.batch, int) else None
+        whole = replace(shape, images=images, groups=image.channels, own=1, columns=1)
+        made = _weighed(w, whole, w.read(node.input[0], hint), 1 / math.prod(shape.kernel), hint)
+        w.give(node.output[0], g.cast(made, TensorProto.FLOAT, w.kind, hint))
+        return
     total = ""
     for _, part in _parts(w, shape, node.input[0], "0" if mean else "-inf", image, hint):
         total = w.step("Add" if mean else "Max", [total, part], dims, hint) if total else part
     if mean:
-        number = g.scalar(math.prod(shape.kernel), TensorProto.FLOAT, hint)
+        number = g.scalar(math.prod(shape.kernel), w.kind, hint)
         total = w.step("Div", [total, number], dims, hint)
     w.give_plane(node.output[0], total, hint)
 
@@ -222,14 +229,24 @@ def _mean(w: ImageWriter, x: str, hint: str) -> str:
     if g.cpu is not None and not panel_of(image.channels, g.cpu):
         return ""
     made, sizes = w.read(x, hint), (image.height, image.width)
+    images = image.batch if isinstance(image.batch, int) else None
     for kernel, number in (((1, image.width), 1.0), ((image.height, 1), 1 / image.places)):
-        shape = ConvShape(None, image.channels, 1, 1, sizes, kernel, (1, 1), (1, 1), (0,) * 4)
-        spec = depthwise_spec(g, replace(shape, images=image.batch if isinstance(image.batch, int) else None), False)
-        assert spec is not None
-        weight = g.const(np.full((image.channels, 1, *kernel), number, np.float32), hint)
-        g.types[weight] = TensorProto.FLOAT, [image.channels, 1, *kernel]
-        made, sizes = write_site(g, spec, made, weight, "", hint), (image.height, 1)
-    return made
+        shape = ConvShape(images, image.channels, 1, 1, sizes, kernel, (1, 1), (1, 1), (0,) * 4)
+        made, sizes = _weighed(w, shape, made, number, hint), (image.height, 1)
+    if w.kind == TensorProto.FLOAT:
+        return made
+    return g.typed(g.cast(made, TensorProto.FLOAT, w.kind, hint), w.kind, [image.batch, 1, image.channels])
+
+
+def _weighed(w: ImageWriter, shape: ConvShape, x: str, number: float, hint: str) -> str:
+    """The sums over windows of each channel for itself, of rows, times a number; in f32."""
+    g, channels = w.g, shape.groups
+    spec = depthwise_spec(g, shape, False, "f32")
+    assert spec is not None
+    spec = replace(spec, x_dtype=FLOATS[g.kind(x)], sizes=shape.sizes, pads=shape.pads if any(shape.pads) else ())
+    weight = g.const(np.full((channels, 1, *shape.kernel), number, np.float32), hint)
+    g.types[weight] = TensorProto.FLOAT, [channels, 1, *shape.kernel]
+    return write_site(g, spec, x, weight, "", hint)
 
 
 WINDOW_FORMS: dict[str, Callable[[GraphWriter, Images, onnx.NodeProto], RowsForm | None]] = {

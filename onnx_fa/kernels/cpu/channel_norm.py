@@ -52,7 +52,7 @@ class ChannelStatistics:
     @property
     def x(self) -> Operand:
         length: Dim = "length" if self.spec.length is None else self.spec.length
-        return Operand("%x", (self._images, length, self.spec.channels), "f32")
+        return Operand("%x", (self._images, length, self.spec.channels), self.spec.dtype)
 
     @property
     def scale(self) -> Operand:

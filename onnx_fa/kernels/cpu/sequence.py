@@ -34,7 +34,7 @@ def lead_of(spec: SequenceSpec) -> Dim:
 def operands_of(spec: SequenceSpec) -> list[Operand]:
     """Of the function: x, the weight, the bias, and the tensors of what becomes of the sums."""
     length: Dim = "length" if spec.length is None else spec.length
-    return [Operand("%x", (lead_of(spec), length, spec.groups * spec.channels), "f32"), *_behind_x(spec)]
+    return [Operand("%x", (lead_of(spec), length, spec.groups * spec.channels), spec.dtype), *_behind_x(spec)]
 
 
 def y_of(spec: SequenceSpec) -> Operand:
@@ -42,24 +42,24 @@ def y_of(spec: SequenceSpec) -> Operand:
     images, places, _ = spec.whole
     if isinstance(places, int):
         places *= spec.phases
-    return Operand("%y", (images, places, spec.columns // spec.phases), "f32")
+    return Operand("%y", (images, places, spec.columns // spec.phases), spec.dtype)
 
 
 def _made(spec: SequenceSpec) -> Operand:
     """The result of the dispatch."""
-    return Operand("%y", spec.whole, "f32")
+    return Operand("%y", spec.whole, spec.dtype)
 
 
 def _behind_x(spec: SequenceSpec) -> list[Operand]:
-    found = [Operand("%w", (spec.groups * spec.window(1).panels, spec.window(1).K, spec.panel), "f32")]
-    found += [Operand("%b", (spec.groups, spec.N), "f32")] * spec.bias
+    found = [Operand("%w", (spec.groups * spec.window(1).panels, spec.window(1).K, spec.panel), spec.dtype)]
+    found += [Operand("%b", (spec.groups, spec.N), spec.dtype)] * spec.bias
     return [*found, *tensor_operands(spec.tensors, spec.whole)]
 
 
 def _flat(spec: SequenceSpec) -> Operand:
     """x as the dispatch reads it."""
     numbers: Dim = "numbers" if spec.length is None else spec.length * spec.groups * spec.channels
-    return Operand("%x", (lead_of(spec), numbers), "f32")
+    return Operand("%x", (lead_of(spec), numbers), spec.dtype)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def emit_sequence(spec: SequenceSpec, target: Target) -> dict[str, str]:
     values = [rows, *(v.name for v in operands[1:])]
     (result,) = call_changing(t, symbol, [flat, *operands[1:]], values, [made], body.changed)
     if spec.phases > 1:
-        apart = Operand("%apart", (*made.shape[:2], spec.phases, spec.columns // spec.phases), "f32")
+        apart = Operand("%apart", (*made.shape[:2], spec.phases, spec.columns // spec.phases), spec.dtype)
         sizes = ", ".join(map(size_of, apart.shape))
         result = t.let(
             f"tensor.expand_shape {result} [[0], [1], [2, 3]] output_shape [{sizes}] : {made.type} into {apart.type}"

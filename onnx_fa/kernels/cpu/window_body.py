@@ -36,7 +36,7 @@ class WindowTiles:
 def operands_of(spec: WindowSpec) -> list[Operand]:
     """x, the weight, the bias, and the tensors of what becomes of the sums."""
     panels = (spec.groups * spec.panels, spec.K, spec.panel)
-    found = [Operand("%x", (_parts(spec), spec.numbers), "f32"), Operand("%w", panels, spec.dtype)]
+    found = [Operand("%x", (_parts(spec), spec.numbers), spec.x_dtype), Operand("%w", panels, spec.dtype)]
     found += [Operand("%b", (spec.groups, spec.N), spec.dtype)] * spec.bias
     return [*found, *tensor_operands(spec.tensors, (_parts(spec), *spec.y_shape))]
 

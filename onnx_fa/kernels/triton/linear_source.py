@@ -116,7 +116,7 @@ class LinearSource:
 
 
 class Source(Protocol):
-    """The source of a kernel whose one size is the number of rows."""
+    """The source of a kernel whose first size is the number of rows."""
 
     @property
     def name(self) -> str: ...
@@ -129,20 +129,25 @@ def program_of_forms(forms: Sequence[tuple[int, Source]], name: str) -> Program:
     others. A program that chose between kernels would be cut at each site, and submitted in as many pieces."""
     programs = [source.program() for _, source in forms]
     functions = "\n\n".join(program.text.removeprefix(HEADER) for program in programs)
-    given = ", ".join([*(pointer for pointer, _ in programs[0].pointers), ROWS])
+    symbols = {size: f"s{i}" for i, size in enumerate(programs[0].constants)}
+    given = ", ".join([*(pointer for pointer, _ in programs[0].pointers), *symbols.values()])
     lines = list[str]()
     for i, (most, source) in enumerate(forms):
         test = f"{'el' * (i > 0)}if {ROWS} <= {most}:" if i < len(forms) - 1 else "else:"
         lines += [f"    {test}", f"        {source.name}({given})"]
     header = f"{HEADER}{functions}\n\n@triton.jit"
-    return write_program(name, programs[0].pointers, {"rows": ROWS}, lines, header)
+    return write_program(name, programs[0].pointers, symbols, lines, header)
 
 
-def linear_program(spec: LinearSpec, name: str, t: Block, shared: Sequence[tuple[str, str]] = ()) -> Program:
-    """The program of a site's lines; `shared` are pointers to what its workgroups leave each other."""
+def linear_program(
+    spec: LinearSpec, name: str, t: Block, shared: Sequence[tuple[str, str]] = (), sizes: Sequence[str] = ()
+) -> Program:
+    """The program of a site's lines; `shared` are pointers to what its workgroups leave each other, `sizes` what parameters s1, s2
+    ... hold."""
     operands = zip(spec.operand_names(), map(element_type, spec.operand_dtypes), strict=True)
     outs = [(f"out{i}", spec.dtype) for i in range(len(spec.parts))] or [("out", spec.dtype)]
-    return write_program(name, [*operands, *shared, *outs], {"rows": ROWS}, t.lines)
+    symbols = {size: f"s{i}" for i, size in enumerate(("rows", *sizes))}
+    return write_program(name, [*operands, *shared, *outs], symbols, t.lines)
 
 
 def write_then(

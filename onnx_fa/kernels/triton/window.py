@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 from onnx_fa.errors import UnsupportedError
+from onnx_fa.kernels.cpu.window_body import operands_of, y_of
 from onnx_fa.kernels.mlir.called import function_text
-from onnx_fa.kernels.mlir.operand import ROWS, Operand
+from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.kernels.triton.config import ARCHITECTURES, power_of_two
 from onnx_fa.kernels.triton.entry import Counters, dispatch
@@ -75,16 +77,16 @@ def _most_low(spec: WindowSpec, low: LinearConfig) -> int:
 
 
 def _smaller(spec: WindowSpec, config: LinearConfig, arch: int) -> Smaller:
-    """The tiles for fewer places that code has beside its own, where only a run knows how many images there are."""
+    """The tiles for fewer places that code has beside its own, where only a run knows how many there are."""
     low = _low_tiles(spec, arch)
     if spec.images is not None or spec.depthwise or spec.rows > (most := _most_low(spec, low)):
         return []
     return [(most, replace(low, warps=config.warps, splits=config.splits))]
 
 
-def _compiled(spec: WindowSpec, symbol: str, arch: int) -> Formed:
+def _compiled(spec: WindowSpec, symbol: str, arch: int, free: bool) -> Formed:
     def source(config: LinearConfig, name: str) -> WindowSource:
-        return WindowSource(spec, config, name, products_of(config, arch))
+        return WindowSource(spec, config, name, products_of(config, arch), free=free)
 
     def write(config: LinearConfig, smaller: Smaller) -> Program:
         if not smaller:
@@ -95,55 +97,64 @@ def _compiled(spec: WindowSpec, symbol: str, arch: int) -> Formed:
     return compile_first(arch, _tiles(spec, arch), lambda config: _smaller(spec, config, arch), write, "convolution")
 
 
+@dataclass(frozen=True)
+class WindowCode:
+    """A convolution's `texts` by their symbols: the executable `symbol`, of these codes, and its counters where it has some."""
+
+    spec: WindowSpec
+    symbol: str
+    texts: dict[str, list[str]]
+    codes: list[FormedCode]
+    counters: Counters | None
+
+    def call(
+        self, t: Text, values: Sequence[str], kinds: Sequence[str], rows: str, y: Operand, sizes: Sequence[str] = ()
+    ) -> str:
+        """Dispatches it for operands of these types and places of all images, an index; `sizes` are the parameters behind these.
+        Returns y."""
+
+        def across(tiles: LinearConfig | FewConfig) -> int:
+            return -(-self.spec.N // tiles.BN) * self.spec.groups
+
+        counts = [count_workgroups(t, code, rows, across, free=True) for code in self.codes]
+        values, kinds, results = [*values], [*kinds], [f"{y.type}{y.sizes}"]
+        if self.counters:
+            values.append(self.counters.load(t))
+            kinds.append(self.counters.type)
+            part = f"tensor<{BUSY * max(map(_largest, self.codes))}xf32>"
+            results = [values[-1], part, *results]
+        values += [t.let(f"arith.index_cast {size} : index to i32") for size in (rows, *sizes)]
+        kinds += ["i32"] * (1 + len(sizes))
+        made = dispatch(t, self.symbol, list(ARCHITECTURES), counts, values, kinds, results)
+        if self.counters:
+            self.counters.store(t, made[0])
+        return made[-1]
+
+
+def compile_window(spec: WindowSpec, name: str, *, free: bool = False) -> WindowCode:
+    """The code of a convolution. `free`: of images that are lines, whose length and places only a run knows."""
+    symbol = f"{name}_tiles"
+    program, codes = for_all_architectures(lambda arch: _compiled(spec, symbol, arch, free))
+    splits = [code.config.splits for code in codes]
+    texts = {symbol: executable_text(symbol, program, codes, splits, BUSY)}
+    counters = Counters(name, MOST_TILES) if max(splits) > 1 else None
+    if counters:
+        texts[counters.symbol] = [counters.declaration]
+    return WindowCode(spec, symbol, texts, codes, counters)
+
+
 @cache
 def emit_window(spec: WindowSpec) -> dict[str, str]:
     """The executable and the function of the spec's name, which takes x, the weight and what else the spec has and returns y, by
     their symbols. Raises UnsupportedError for a spec that `takes` does not, and where Triton refuses all tiles."""
     if not takes(spec):
         raise UnsupportedError(f"a convolution of {spec} on CUDA")
-    symbol = f"{spec.name}_tiles"
-    program, codes = for_all_architectures(lambda arch: _compiled(spec, symbol, arch))
-    splits = [code.config.splits for code in codes]
-    texts = {symbol: executable_text(symbol, program, codes, splits, BUSY)}
-    counters = Counters(spec.name, MOST_TILES) if max(splits) > 1 else None
-    if counters:
-        texts[counters.symbol] = [counters.declaration]
-    texts[spec.name] = _function(spec, symbol, codes, counters)
-    return {key: "\n".join(lines) + "\n" for key, lines in texts.items()}
-
-
-def _operands(spec: WindowSpec) -> list[Operand]:
-    parts = ROWS if spec.parts is None else spec.parts
-    found = [Operand("%x", (parts, spec.numbers), "f32"), Operand("%w", (spec.groups, spec.K, spec.N), spec.dtype)]
-    found += [Operand("%b", (spec.groups, spec.N), spec.dtype)] * spec.bias
-    for i, tensor in enumerate(spec.tensors):
-        shape = tensor.shape if len(tensor.shape) == 1 else (parts, *spec.y_shape)
-        found.append(Operand(f"%t{i}", shape, tensor.dtype))
-    return found
-
-
-def _function(spec: WindowSpec, symbol: str, codes: list[FormedCode], counters: Counters | None) -> list[str]:
-    t, operands = Text(), _operands(spec)
-    y = Operand("%y", (ROWS if spec.parts is None else spec.parts, *spec.y_shape), spec.dtype)
-    images = "%rows" if spec.parts is None else t.index(spec.parts)
+    code, t, operands = compile_window(spec, spec.name), Text(), operands_of(spec)
+    y, images = y_of(spec), "%rows" if spec.parts is None else t.index(spec.parts)
     rows = t.arith("muli", images, t.index(spec.rows))
-
-    def across(tiles: LinearConfig | FewConfig) -> int:
-        return -(-spec.N // tiles.BN) * spec.groups
-
-    counts = [count_workgroups(t, code, rows, across, free=True) for code in codes]
-    given, kinds = [x.name for x in operands], [f"{x.type}{x.sizes}" for x in operands]
-    results, shared = [f"{y.type}{y.sizes}"], list[str]()
-    if counters:
-        shared = [counters.load(t)]
-        given, kinds = [*given, *shared], [*kinds, counters.type]
-        part = f"tensor<{BUSY * max(_largest(c) for c in codes)}xf32>"
-        results = [*shared, part, *results]
-    count = t.let(f"arith.index_cast {rows} : index to i32")
-    made = dispatch(t, symbol, list(ARCHITECTURES), counts, [*given, count], [*kinds, "i32"], results)
-    if counters:
-        counters.store(t, made[0])
-    return function_text(spec.name, operands, [y], t, made[-1:])
+    made = code.call(t, [x.name for x in operands], [f"{x.type}{x.sizes}" for x in operands], rows, y)
+    texts = code.texts | {spec.name: function_text(spec.name, operands, [y], t, [made])}
+    return {key: "\n".join(lines) + "\n" for key, lines in texts.items()}
 
 
 def _largest(code: FormedCode) -> int:

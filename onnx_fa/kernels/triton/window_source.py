@@ -5,7 +5,9 @@ what windows see, and pads are not read."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+from onnx_fa.kernels.mlir.text import element_type
 from onnx_fa.kernels.triton.expressions import Block
 from onnx_fa.kernels.triton.linear_source import ROWS, LinearConfig, linear_program, write_then
 from onnx_fa.kernels.triton.program import TYPES, Program
@@ -24,10 +26,13 @@ def numbers_along(spec: WindowSpec, BK: int) -> int:
 
 
 class WindowSource:
-    """Writes the kernel of a spec. `products`: how f32 is multiplied, see `f32_products`."""
+    """Writes the kernel of a spec. `products`: how f32 is multiplied, see `f32_products`. `free`: images are lines, whose length
+    and whose places, one at the least, only a run knows."""
 
-    def __init__(self, spec: WindowSpec, config: LinearConfig, name: str, products: str) -> None:
-        self.spec, self.config, self.name, self.t = spec, config, name, Block()
+    def __init__(self, spec: WindowSpec, config: LinearConfig, name: str, products: str, *, free: bool = False) -> None:
+        self.spec, self.config, self.name, self.free, self.t = spec, config, name, free, Block()
+        self.width, self.places = ("s1", "s2") if free else (str(spec.sizes[1]), str(spec.rows))
+        self.numbers = f"s1.to(tl.int64) * {spec.sizes[0]}" if free else str(math.prod(spec.sizes))
         self.precision = f', input_precision="{products}"' if spec.dtype == "f32" else ""
         self.whole = spec.channels * (1 if spec.depthwise else spec.groups)
         """Channels of an image."""
@@ -53,13 +58,16 @@ class WindowSource:
         t.do(f"at = row.to(tl.int64)[:, None] * {spec.columns} + column[None, :]")
         y = write_then(t, spec.product, "acc", "at", f", mask={inside}, other=0.0")
         t.do(f"tl.store(out + at, ({y}).to({TYPES[spec.dtype]}), mask={inside})")
-        return linear_program(spec.product, self.name, t, SHARED if config.splits > 1 else ())
+        sizes = ("length", "places") if self.free else ()
+        program = linear_program(spec.product, self.name, t, SHARED if config.splits > 1 else (), sizes)
+        (x, _), *others = program.pointers
+        return replace(program, pointers=((x, element_type(spec.x_dtype)), *others))
 
     def place(self) -> None:
         """Which places and columns the workgroup has, and where in its image the window of each begins: `top` and `left` are before
         the image where pads are."""
         t, spec, config = self.t, self.spec, self.config
-        blocks, (height, width) = -(-spec.N // config.BN), spec.sizes
+        blocks = -(-spec.N // config.BN)
         across = blocks * spec.groups
         t.do("pid = tl.program_id(0)")
         t.do(f"row = pid // {across} * {config.BM} + tl.arange(0, {config.BM})")
@@ -67,12 +75,16 @@ class WindowSource:
         t.do(f"group = pid % {across} // {blocks}")
         t.do(f"own = tl.minimum(n, {spec.N - 1})" if spec.N % config.BN else "own = n")
         t.do(f"column = group * {spec.N} + own")
-        t.do(f"place = row % {spec.rows}")
-        t.do(f"top = place // {spec.places[1]} * {spec.strides[0]} - {spec.before[0]}")
-        t.do(f"left = place % {spec.places[1]} * {spec.strides[1]} - {spec.before[1]}")
-        first = f"(row // {spec.rows}).to(tl.int64) * {height * width * self.whole}"
+        t.do(f"place = row % {self.places}")
+        if self.free:
+            t.do("top = 0")
+            t.do(f"left = place.to(tl.int64) * {spec.strides[1]} - {spec.before[1]}")
+        else:
+            t.do(f"top = place // {spec.places[1]} * {spec.strides[0]} - {spec.before[0]}")
+            t.do(f"left = place % {spec.places[1]} * {spec.strides[1]} - {spec.before[1]}")
+        first = f"(row // {self.places}).to(tl.int64) * ({self.numbers} * {self.whole})"
         t.do(
-            f"image = x + {first} + (top * {width} + left) * {self.whole} + group * {0 if spec.depthwise else spec.channels}"
+            f"image = x + {first} + (top * {self.width} + left) * {self.whole} + group * {0 if spec.depthwise else spec.channels}"
         )
 
     def step(self) -> None:
@@ -94,7 +106,7 @@ class WindowSource:
         t.do(f"down = tap // {taps_across} * {down}")
         t.do(f"across = tap % {taps_across} * {across}")
         several = spec.channels < _NARROW
-        t.do(f"far = (down * {spec.sizes[1]} + across) * {self.whole} + c")
+        t.do(f"far = (down * {self.width} + across) * {self.whole} + c")
         seen = self.seen("[:, None]", "[None, :]" if several else "")
         if several:
             seen = f"({seen})"
@@ -113,7 +125,7 @@ class WindowSource:
         tests = [f"(row{at} < {ROWS})"]
         for first, tap, size, low, high in (
             ("top", "down", spec.sizes[0], spec.before[0], self.behind(0)),
-            ("left", "across", spec.sizes[1], spec.before[1], self.behind(1)),
+            ("left", "across", self.width, spec.before[1], self.behind(1)),
         ):
             if low:
                 tests.append(f"({first}{at} + {tap}{taps} >= 0)")
@@ -124,6 +136,8 @@ class WindowSource:
     def behind(self, axis: int) -> bool:
         """Whether windows reach past the end of an axis."""
         spec = self.spec
+        if axis and self.free:
+            return spec.pads[3] > 0
         last = (spec.places[axis] - 1) * spec.strides[axis] + (spec.kernel[axis] - 1) * spec.dilations[axis]
         return last - spec.before[axis] >= spec.sizes[axis]
 
@@ -135,7 +149,7 @@ class WindowSource:
         t.indent += 1
         t.do(f"down = tap // {spec.kernel[1]} * {spec.dilations[0]}")
         t.do(f"across = tap % {spec.kernel[1]} * {spec.dilations[1]}")
-        t.do(f"far = (down * {spec.sizes[1]} + across) * {self.whole} + own")
+        t.do(f"far = (down * {self.width} + across) * {self.whole} + own")
         t.do(f"a = tl.load(image[:, None] + far[None, :], mask=({self.seen('', '')})[:, None], other=0.0)")
         t.do(f"b = tl.load(w + tap * {spec.N} + own)")
         t.do("acc += a.to(tl.float32) * b.to(tl.float32)[None, :]")
