@@ -165,7 +165,7 @@ def test_measured_tiles() -> None:
     assert measured_tiles(LinearSpec((512,), 768, 768, "f32"), 512) == []
     assert measured_tiles(LinearSpec((512,), 768, 768, "f16", True, Bits(4, 32, "f16")), 512) == []
     cut, whole, free = (LinearSpec((rows,), 3072, 768, "f16") for rows in (200, 600, "s"))
-    for spec, splits in ((cut, 4), (whole, 1), (free, 12)):
+    for spec, splits in ((cut, 4), (whole, 1), (free, 1)):
         assert {tiles.splits for arch in (90, 80) for tiles in _tiles(spec, arch)} == {splits}
 
 
@@ -217,6 +217,18 @@ def test_numbers_of_words_are_one_instruction_each() -> None:
         assert ("loop_unroll_factor=2" in program.text) == (config.BK == 512)
         text = ptx.compile_program(program, 90, config.warps, 1).text
         assert text.count("lop3.b32") == joined * config.BN * (1 if config.BK == 2048 else 3)
+
+
+def test_forms_of_halves() -> None:
+    """Of halves parts of K pay for a few rows alone. All forms have as many threads."""
+    free, wide = (_compiled(LinearSpec(("b", "s"), K, N, "f16"))[1][0] for K, N in ((3072, 768), (768, 3072)))
+    assert [(most, c.BM, c.BN, c.splits) for most, c in free.smaller] == [(16, 16, 16, 12), (704, 64, 32, 1)]
+    assert [(most, c.BM, c.BN, c.splits) for most, c in wide.smaller] == [(16, 16, 16, 3), (320, 64, 64, 1)]
+    for code in (free, wide):
+        assert (code.config.BM, code.config.BN, code.config.splits) == (64, 128, 1)
+        assert {c.warps for c in code.forms} == {4} and code.largest_part == 256
+    some = _compiled(LinearSpec(("b", 197), 768, 768, "f16"))[1][0]
+    assert [most for most, _ in some.smaller] == [704] and some.most_splits == 1
 
 
 def test_forms_of_f32() -> None:

@@ -61,7 +61,8 @@ def run(spec: LinearSpec, lead: tuple[int, ...], operands: list[Any]) -> list[An
     few = spec.rows is not None and spec.rows <= MOST_ROWS
     splits = 3 if is_cut(spec) else 1
     config: FewConfig | LinearConfig = LinearConfig(16, 32, step, 4, 1, splits)
-    wide = LinearConfig(32, 64, 2 * step, 4, 1, splits)
+    others = splits if spec.dtype == "f32" else 1  # of halves those of a few rows alone are cut
+    wide = LinearConfig(32, 64, 2 * step, 4, 1, others)
     if few:
         config = FewConfig(4, 4 * step, 1) if spec.bits else FewConfig(32, step, 3)
     if isinstance(config, FewConfig) and spec.bits is not None:
@@ -69,7 +70,7 @@ def run(spec: LinearSpec, lead: tuple[int, ...], operands: list[Any]) -> list[An
     elif isinstance(config, FewConfig):
         program = FewRowsSource(FusedLinear(spec), config, "linear").program()
     elif spec.rows is None and all(p % wide.BN == 0 for p in spec.parts):
-        low = LinearConfig(32, 32, step, 4, 1, splits)
+        low = LinearConfig(32, 32, step, 4, 1, others)
         tiles_of = ((FEW, config), (64, low), (0, wide))
         forms = [(most, LinearSource(spec, tiles, f"of_{most}", "ieee")) for most, tiles in tiles_of]
         program = program_of_forms(forms, "linear")
@@ -82,7 +83,7 @@ def run(spec: LinearSpec, lead: tuple[int, ...], operands: list[Any]) -> list[An
     with tempfile.TemporaryDirectory() as folder:
         function = load_function(program, Path(folder))
         tiles = -(-rows // config.BM) * -(-spec.N // config.BN)
-        if config.splits > 1:
+        if any(name == "part" for name, _ in program.pointers):
             inputs += [
                 torch.zeros(tiles, dtype=torch.int32),
                 torch.full((config.splits * tiles * config.BM * config.BN,), float("nan")),

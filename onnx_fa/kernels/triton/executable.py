@@ -31,11 +31,9 @@ class ArchCode:
     code: ptx.Compiled
 
 
-def executable_text(
-    symbol: str, program: Program, variants: Sequence[Code], splits: Sequence[int], busy: int = 0
-) -> list[str]:
+def executable_text(symbol: str, program: Program, variants: Sequence[Code], splits: Sequence[int] | None) -> list[str]:
     """The executable of one dispatch. Its workload is the number of workgroups, one number per variant; each of them has so many
-    `splits`, the grid's second axis: fewer where that would make more than `busy` workgroups (0: never)."""
+    `splits`, the grid's second axis. Of None the workload says that too, behind each number."""
     scratch = any(v.code.scratch for v in variants)
     written = {"count", "part", "stat", *(f"row_{which}" for which in get_args(Stat))}
     bindings = [
@@ -44,8 +42,8 @@ def executable_text(
     ] + ["#hal.pipeline.binding<storage_buffer>"] * scratch
     layout = f"#hal.pipeline.layout<constants = {len(program.constants)}, bindings = [{', '.join(bindings)}]>"
     lines = [f"hal.executable private @{symbol} {{"]
-    workload = ", ".join(f"%n{v.arch}: index" for v in variants)
-    for v, split in zip(variants, splits, strict=True):
+    workload = ", ".join(f"%n{v.arch}: index" + f", %y{v.arch}: index" * (splits is None) for v in variants)
+    for i, v in enumerate(variants):
         target = _TARGET.format("sm_80", f", onnx_fa.arch = {v.arch} : i32")
         data = v.code.text.encode()
         code = f'dense<"0x{data.hex()}"> : vector<{len(data)}xi8>'
@@ -68,24 +66,10 @@ def executable_text(
         lines += [
             f"hal.executable.export public @{symbol} ordinal(0) layout({layout}) "
             f"count(%device: !hal.device, {workload}) -> (index, index, index) {{",
-            *_splits(f"%n{v.arch}", split, busy),
+            *([] if splits is None else [f"%y{v.arch} = arith.constant {splits[i]} : index"]),
             "%z = arith.constant 1 : index",
-            f"hal.return %n{v.arch}, %y, %z : index, index, index",
+            f"hal.return %n{v.arch}, %y{v.arch}, %z : index, index, index",
             f"}} <{{{sizes}}}>",
             "}",
         ]
     return [*lines, "}"]
-
-
-def _splits(workgroups: str, most: int, busy: int) -> list[str]:
-    """Computes %y, the splits of so many workgroups."""
-    if not busy or most == 1:
-        return [f"%y = arith.constant {most} : index"]
-    return [
-        f"%most = arith.constant {most} : index",
-        f"%busy = arith.constant {busy} : index",
-        "%one = arith.constant 1 : index",
-        f"%fit = arith.divui %busy, {workgroups} : index",
-        "%some = arith.maxui %fit, %one : index",
-        "%y = arith.minui %some, %most : index",
-    ]

@@ -15,6 +15,7 @@ from onnx_fa.kernels.triton.config import ARCHITECTURES
 from onnx_fa.kernels.triton.few_source import FewConfig
 from onnx_fa.kernels.triton.linear_source import LinearConfig
 from onnx_fa.kernels.triton.program import Program
+from onnx_fa.kernels.triton.shared_sums import BUSY
 
 Smaller = Sequence[tuple[int, LinearConfig]]
 """Tiles for up to so many rows."""
@@ -29,6 +30,19 @@ class FormedCode:
     code: ptx.Compiled
     config: LinearConfig | FewConfig
     smaller: tuple[tuple[int, LinearConfig], ...] = ()
+
+    @property
+    def forms(self) -> tuple[LinearConfig | FewConfig, ...]:
+        return (self.config, *(tiles for _, tiles in self.smaller))
+
+    @property
+    def most_splits(self) -> int:
+        return max(tiles.splits for tiles in self.forms)
+
+    @property
+    def largest_part(self) -> int:
+        """Numbers of a tile of any form whose sums are cut."""
+        return max((tiles.BM * tiles.BN for tiles in self.forms if tiles.splits > 1), default=0)
 
 
 Formed = tuple[Program, FormedCode]
@@ -63,11 +77,12 @@ def for_all_architectures(compile_one: Callable[[int], Formed]) -> tuple[Program
     return made[0][0], [code for _, code in made]
 
 
-def count_workgroups(
+def workload_of(
     t: Text, code: FormedCode, rows: str, across: Callable[[LinearConfig | FewConfig], int], *, free: bool
-) -> str:
+) -> list[str]:
     """Workgroups for so many rows, an index, with as many tiles `across` as some tiles have beside each other. `free`: the rows may
-    be none."""
+    be none, and behind the workgroups it is said into how many parts each one's sums are cut: as many as keep a GPU busy, and as
+    the form takes."""
 
     def tiles_of(config: LinearConfig | FewConfig) -> str:
         down = t.arith("ceildivui", rows, t.index(config.BM))
@@ -75,8 +90,15 @@ def count_workgroups(
             down = t.arith("maxui", down, t.index(1))  # CUDA takes no launch of nothing
         return t.arith("muli", down, t.index(across(config)))
 
-    count = tiles_of(code.config)
+    count, splits = tiles_of(code.config), t.index(code.config.splits)
     for most, tiles in reversed(code.smaller):
         fit = t.test("ule", rows, t.index(most))
         count = t.let(f"arith.select {fit}, {tiles_of(tiles)}, {count} : index")
-    return count
+        if tiles.splits != code.config.splits:
+            splits = t.let(f"arith.select {fit}, {t.index(tiles.splits)}, {splits} : index")
+    if not free:
+        return [count]
+    if code.most_splits == 1:
+        return [count, splits]
+    fill = t.arith("maxui", t.arith("divui", t.index(BUSY), count), t.index(1))
+    return [count, t.arith("minui", fill, splits)]

@@ -21,8 +21,8 @@ from onnx_fa.kernels.triton.forms import (
     FormedCode,
     Smaller,
     compile_first,
-    count_workgroups,
     for_all_architectures,
+    workload_of,
 )
 from onnx_fa.kernels.triton.fused_linear import config_of, program_of
 from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource, products_of, program_of_forms
@@ -43,6 +43,8 @@ _TILE = 64 * 128
 """Numbers of a small tile: as many of them as there are multiprocessors fill a GPU without parts of K."""
 _SQUARE = 64
 """Rows and columns of a tile, by which it is told whether K is to be cut into parts."""
+_NARROW = 1024
+"""Columns up to which low tiles of halves are narrow, so that there are enough."""
 _USUAL_ROWS = 512
 """What unknown numbers of rows are taken to be, where tiles are chosen."""
 
@@ -58,8 +60,8 @@ def emit_linear(spec: LinearSpec) -> dict[str, str]:
     name, symbol = linear_name(spec), _symbol(spec)
     program, codes = _compiled(spec)
     entry = LinearEntry(spec, name, symbol, codes)
-    busy = BUSY if spec.rows is None else 0
-    texts = {symbol: _joined(executable_text(symbol, program, codes, [c.config.splits for c in codes], busy))}
+    splits = None if spec.rows is None else [c.config.splits for c in codes]
+    texts = {symbol: _joined(executable_text(symbol, program, codes, splits))}
     if entry.counters:
         texts[entry.counters.symbol] = _joined([entry.counters.declaration])
     return {**texts, name: _joined(entry.text_lines())}
@@ -156,18 +158,31 @@ def _few_tiles(spec: LinearSpec) -> LinearConfig:
     return LinearConfig(16, 16 if spec.N <= 4096 else 32, 64 if spec.dtype == "f32" else 128, 4, 4)
 
 
+def _has_forms(spec: LinearSpec) -> bool:
+    """Whether the code of a free number of rows has tiles for low ones and for many. A row of tiles of a wide f32 fills a GPU."""
+    wide = spec.dtype == "f32" and LOW_TILES * 32 // -(-spec.N // 64) < 2 * _SQUARE
+    return spec.bits is None and not wide
+
+
 def _low_tiles(spec: LinearSpec, arch: int) -> LinearConfig:
-    """For f32 of so few rows that taller tiles leave multiprocessors without work (benchmarks/linear-f32-h200.csv)."""
+    """For so few rows that taller tiles leave multiprocessors without work (benchmarks/linear-f32-h200.csv and
+    linear-f16-h200.csv)."""
     stages = 4 if arch >= 90 else 3
+    if spec.dtype != "f32":
+        return LinearConfig(64, 32, 128, 4, stages) if spec.N <= _NARROW else LinearConfig(64, 64, 64, 4, stages)
     if 0 < spec.N % 64 <= 32:
         return LinearConfig(64, 32, 32, 4, stages)
     return LinearConfig(32, 64, 64 if arch >= 90 and spec.K > 64 else 32, 4, 3)
 
 
 def _most_low(spec: LinearSpec) -> int:
-    """The most rows that are for those; 0 where they are for none, as where a row of tiles fills a GPU."""
-    most = LOW_TILES * 32 // -(-spec.N // 64)
-    return most if spec.dtype == "f32" and spec.bits is None and most >= 2 * _SQUARE else 0
+    """The most rows that are for those; 0 where they are for none."""
+    if not _has_forms(spec):
+        return 0
+    if spec.dtype == "f32":
+        return LOW_TILES * 32 // -(-spec.N // 64)
+    low = _low_tiles(spec, 90)
+    return max(1, BUSY // -(-spec.N // low.BN)) * low.BM
 
 
 def _smaller(spec: LinearSpec, config: LinearConfig, arch: int) -> list[tuple[int, LinearConfig]]:
@@ -176,15 +191,15 @@ def _smaller(spec: LinearSpec, config: LinearConfig, arch: int) -> list[tuple[in
     if spec.rows is not None:
         return []
     few, low = _few_tiles(spec), _low_tiles(spec, arch)
-    if most:
+    if most and spec.dtype == "f32":
         # All forms have the registers of the one that takes most: with deeper steps 207, of which a multiprocessor holds two
         # workgroups, in place of 163, of which it holds three.
         few, low = replace(few, BK=32, stages=8), replace(low, BK=32, stages=min(low.stages + (low.BK > 32), 4))
+    # Halves are so fast that parts of K pay for a few rows alone: of 128 rows of 3,072 by 768 they take twice as long.
+    few = replace(few, splits=_splits(spec))
+    low = replace(low, splits=few.splits if spec.dtype == "f32" else 1)
     found = [(FEW, few)] * (least <= FEW) + [(most, low)] * (max(least, FEW + 1) <= most)
-    return [
-        (rows, replace(tiles, BN=min(tiles.BN, _widest(spec)), warps=config.warps, splits=config.splits))
-        for rows, tiles in found
-    ]
+    return [(rows, replace(tiles, BN=min(tiles.BN, _widest(spec)), warps=config.warps)) for rows, tiles in found]
 
 
 def _tiles(spec: LinearSpec, arch: int) -> list[LinearConfig | FewConfig]:
@@ -194,7 +209,9 @@ def _tiles(spec: LinearSpec, arch: int) -> list[LinearConfig | FewConfig]:
     rows, splits = _likely_rows(spec), 1
     if _are_few(spec):
         first = _few_tiles(spec)
-    elif _most_low(spec):
+    elif spec.rows is None and _most_low(spec) and spec.dtype != "f32":
+        first = LinearConfig(64, 128, 64, 4, 4 if arch >= 90 else 3)
+    elif spec.dtype == "f32" and _most_low(spec):
         # Code of several forms has as many threads in each. Of both architectures, which share the function's buffers, K is cut
         # alike.
         splits = _splits(spec)
@@ -225,7 +242,7 @@ class LinearEntry(KernelEntry):
     def __init__(self, spec: LinearSpec, name: str, symbol: str, codes: list[FormedCode]) -> None:
         super().__init__(spec, name)
         self.spec, self.symbol, self.codes = spec, symbol, codes
-        split = [c.config for c in codes if c.config.splits > 1]
+        split = [c.config for c in codes if c.most_splits > 1]
         tiles = [MOST_TILES if spec.rows is None else self._down(c) * -(-spec.N // c.BN) for c in split]
         self.tiles = max(tiles, default=0)
         self.counters = Counters(name, self.tiles) if split else None
@@ -255,10 +272,11 @@ class LinearEntry(KernelEntry):
         assert self.spec.rows is not None
         return -(-self.spec.rows // config.BM)
 
-    def _numbers_left(self, config: LinearConfig | FewConfig) -> int:
+    def _numbers_left(self, code: FormedCode) -> int:
         """What workgroups with parts of K leave each other: sums of rows, or of whole tiles."""
+        config = code.config
         if self.spec.rows is None:
-            return BUSY * config.BM * config.BN
+            return BUSY * code.largest_part
         if isinstance(config, FewConfig):
             return config.splits * self.spec.rows * self.spec.N
         return config.splits * self._down(config) * config.BM * -(-self.spec.N // config.BN) * config.BN
@@ -267,12 +285,14 @@ class LinearEntry(KernelEntry):
         t, codes = self.t, self.codes
         free = self.spec.rows is None
         counts = [
-            count_workgroups(t, code, rows, lambda tiles: -(-self.spec.N // tiles.BN), free=free) for code in codes
+            number
+            for code in codes
+            for number in workload_of(t, code, rows, lambda tiles: -(-self.spec.N // tiles.BN), free=free)
         ]
         archs = [c.arch for c in codes]
         if self.counters is None:
             return dispatch(t, self.symbol, archs, counts, values, types, results)
-        part = f"tensor<{max(self._numbers_left(c.config) for c in codes)}xf32>"
+        part = f"tensor<{max(self._numbers_left(c) for c in codes)}xf32>"
         counter = self.counters.load(t)
         given, kinds = [*values[:-1], counter, values[-1]], [*types[:-1], self.counters.type, types[-1]]
         found = dispatch(t, self.symbol, archs, counts, given, kinds, [counter, part, *results])

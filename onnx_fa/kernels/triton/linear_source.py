@@ -77,7 +77,8 @@ class LinearSource:
         return linear_program(spec, self.name, t, SHARED if config.splits > 1 else ())
 
     def place(self) -> None:
-        """Which rows and columns the workgroup has. Those past the last are computed as the last, and not stored."""
+        """Which rows and columns the workgroup has. Columns past the last are computed as the last, rows as the first ones again,
+        and neither is stored."""
         t, spec, config = self.t, self.spec, self.config
         across = -(-spec.N // config.BN)
         t.do("pid = tl.program_id(0)")
@@ -88,7 +89,8 @@ class LinearSource:
         t.do(f"left = pid % {_TOGETHER * across} // high * {config.BN}")
         t.do(f"n = left + tl.arange(0, {config.BN})")
         t.do(f"column = tl.minimum(n, {spec.N - 1})" if spec.N % config.BN else "column = n")
-        t.do(f"x_row = x + tl.maximum(tl.minimum(row, {ROWS} - 1), 0).to(tl.int64)[:, None] * {spec.K}")
+        # Many threads that read one row would wait for each other.
+        t.do(f"x_row = x + (row % tl.maximum({ROWS}, 1)).to(tl.int64)[:, None] * {spec.K}")
 
     def step(self) -> None:
         """BK numbers of the rows and columns."""
@@ -130,13 +132,14 @@ def program_of_forms(forms: Sequence[tuple[int, Source]], name: str) -> Program:
     programs = [source.program() for _, source in forms]
     functions = "\n\n".join(program.text.removeprefix(HEADER) for program in programs)
     symbols = {size: f"s{i}" for i, size in enumerate(programs[0].constants)}
-    given = ", ".join([*(pointer for pointer, _ in programs[0].pointers), *symbols.values()])
     lines = list[str]()
-    for i, (most, source) in enumerate(forms):
+    for i, ((most, source), program) in enumerate(zip(forms, programs, strict=True)):
+        given = ", ".join([*(pointer for pointer, _ in program.pointers), *symbols.values()])
         test = f"{'el' * (i > 0)}if {ROWS} <= {most}:" if i < len(forms) - 1 else "else:"
         lines += [f"    {test}", f"        {source.name}({given})"]
     header = f"{HEADER}{functions}\n\n@triton.jit"
-    return write_program(name, programs[0].pointers, symbols, lines, header)
+    # Those whose sums are cut have more.
+    return write_program(name, max((p.pointers for p in programs), key=len), symbols, lines, header)
 
 
 def linear_program(

@@ -20,8 +20,8 @@ from onnx_fa.kernels.triton.forms import (
     FormedCode,
     Smaller,
     compile_first,
-    count_workgroups,
     for_all_architectures,
+    workload_of,
 )
 from onnx_fa.kernels.triton.linear_source import LinearConfig, products_of, program_of_forms
 from onnx_fa.kernels.triton.program import Program
@@ -116,12 +116,12 @@ class WindowCode:
         def across(tiles: LinearConfig | FewConfig) -> int:
             return -(-self.spec.N // tiles.BN) * self.spec.groups
 
-        counts = [count_workgroups(t, code, rows, across, free=True) for code in self.codes]
+        counts = [n for code in self.codes for n in workload_of(t, code, rows, across, free=True)]
         values, kinds, results = [*values], [*kinds], [f"{y.type}{y.sizes}"]
         if self.counters:
             values.append(self.counters.load(t))
             kinds.append(self.counters.type)
-            part = f"tensor<{BUSY * max(map(_largest, self.codes))}xf32>"
+            part = f"tensor<{BUSY * max(code.largest_part for code in self.codes)}xf32>"
             results = [values[-1], part, *results]
         values += [t.let(f"arith.index_cast {size} : index to i32") for size in (rows, *sizes)]
         kinds += ["i32"] * (1 + len(sizes))
@@ -135,9 +135,8 @@ def compile_window(spec: WindowSpec, name: str, *, free: bool = False) -> Window
     """The code of a convolution. `free`: of images that are lines, whose length and places only a run knows."""
     symbol = f"{name}_tiles"
     program, codes = for_all_architectures(lambda arch: _compiled(spec, symbol, arch, free))
-    splits = [code.config.splits for code in codes]
-    texts = {symbol: executable_text(symbol, program, codes, splits, BUSY)}
-    counters = Counters(name, MOST_TILES) if max(splits) > 1 else None
+    texts = {symbol: executable_text(symbol, program, codes, None)}
+    counters = Counters(name, MOST_TILES) if any(code.most_splits > 1 for code in codes) else None
     if counters:
         texts[counters.symbol] = [counters.declaration]
     return WindowCode(spec, symbol, texts, codes, counters)
@@ -155,8 +154,3 @@ def emit_window(spec: WindowSpec) -> dict[str, str]:
     made = code.call(t, [x.name for x in operands], [f"{x.type}{x.sizes}" for x in operands], rows, y)
     texts = code.texts | {spec.name: function_text(spec.name, operands, [y], t, [made])}
     return {key: "\n".join(lines) + "\n" for key, lines in texts.items()}
-
-
-def _largest(code: FormedCode) -> int:
-    """Numbers of a tile of any form."""
-    return max(tiles.BM * tiles.BN for tiles in (code.config, *(tiles for _, tiles in code.smaller)))
