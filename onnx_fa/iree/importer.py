@@ -57,7 +57,6 @@ from onnx_fa.iree.legalise.rotations import find_rotations
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.legalise.sequences_last import put_sequences_last
 from onnx_fa.iree.legalise.sliced_rows import copy_sliced_rows
-from onnx_fa.iree.legalise.whole_rows import write_whole_rows
 from onnx_fa.iree.legalise.wide_sums import widen_sums
 from onnx_fa.iree.legalise.writer import attributes_of, values_of_constants
 from onnx_fa.iree.mlir_values import (
@@ -134,7 +133,6 @@ def import_mlir(
         infer_types(typed, sites, data_prop=data_prop)
     write_nothing(typed, held)
     facts = thread_facts(typed, {name: site.spec for name, site in sites.items()}, target)
-    write_whole_rows(typed, held, target=target)
     write_shuffled(typed, held, target=target)
     put_channels_last(typed, held, target=target)
     put_sequences_last(typed, held, target=target)

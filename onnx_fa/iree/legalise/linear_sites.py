@@ -300,10 +300,9 @@ def _joined(group: list[_Product], target: Target) -> list[_Product]:
 
 
 def _unflattened(g: GraphWriter, product: _Product) -> _Product | None:
-    """The product of the rows that a Reshape in front makes flat, where one behind gives the result their dims again."""
+    """The product of the rows that Reshapes in front make flat, where one behind gives the result their dims again."""
     readers = g.readers(product.value)
-    x, before = product.inputs[0], g.maker(product.inputs[0])
-    if before is None or op_of(before) != "Reshape" or g.is_output(product.value) or len(readers) != 1:
+    if g.is_output(product.value) or len(readers) != 1:
         return None
     after = g.graph.node[readers[0]]
     if (
@@ -312,12 +311,18 @@ def _unflattened(g: GraphWriter, product: _Product) -> _Product | None:
         or any(len(t.shape) > 1 for t in product.spec.tensors)
     ):
         return None
-    x, y = before.input[0], after.output[0]
-    rows, result, spec = g.shape(x), g.shape(y), product.spec
-    if rows is None or result is None or None in rows or [*rows[:-1], spec.N] != result or rows[-1] != spec.K:
+    y, x, spec = after.output[0], product.inputs[0], product.spec
+    result = g.shape(y)
+    if result is None or None in result or result[-1] != spec.N:
         return None
-    inputs, places = (x, *product.inputs[1:]), (*product.places, readers[0])
-    return replace(product, spec=replace(spec, lead=named_dims(rows[:-1])), inputs=inputs, value=y, places=places)
+    while (before := g.maker(x)) is not None and op_of(before) == "Reshape":
+        x = before.input[0]
+        if g.shape(x) == [*result[:-1], spec.K]:
+            inputs, places = (x, *product.inputs[1:]), (*product.places, readers[0])
+            return replace(
+                product, spec=replace(spec, lead=named_dims(result[:-1])), inputs=inputs, value=y, places=places
+            )
+    return None
 
 
 def _nodes_of(g: GraphWriter, product: _Product, target: Target) -> tuple[list[onnx.NodeProto], LinearSpec]:
