@@ -94,7 +94,7 @@ def test_tiles() -> None:
     assert {_tiles(large, arch)[0].splits for arch in (90, 80)} == {1}
     assert (_tiles(large, 90)[0].BM, _tiles(large, 80)[0].BM, _tiles(small, 90)[0].BM) == (64, 64, 64)
     assert [(t.BM, t.BN, t.warps) for t in _tiles(large, 90)] == [(64, 128, 4), (64, 128, 4), (64, 64, 4)]
-    narrow = conv(64, 96, (256, 256), (3, 3), images=8)
+    narrow = conv(64, 160, (256, 256), (3, 3), images=8)
     assert (_tiles(narrow, 90)[0].BM, _tiles(narrow, 90)[0].BN) == (128, 64)
     assert [(most, tiles.BM) for most, tiles in _smaller(small, _tiles(small, 90)[0], 90)] == [(1800, 32)]
     one = replace(small, images=1)
