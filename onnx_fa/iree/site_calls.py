@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import onnx
 
@@ -52,6 +52,30 @@ except ImportError as _error:
     raise MissingDependencyError("the MLIR importer is not installed: pip install iree-base-compiler") from _error
 
 
+class _Kernel(Protocol):
+    """A kernel for CPUs, of which some are for CUDA too."""
+
+    def texts(self, target: Target) -> dict[str, str]: ...
+
+
+def _texts_of(kernel: _Kernel, target: Target) -> dict[str, str]:
+    """The texts of a kernel for the target, by their symbols."""
+    if target.is_gpu:  # modules for CUDA alone
+        if isinstance(kernel, TokenSums):
+            from onnx_fa.kernels.triton.token_sums import emit_token_sums
+
+            return emit_token_sums(kernel)
+        if isinstance(kernel, SequenceConv):
+            from onnx_fa.kernels.triton.sequence import emit_sequence
+
+            return emit_sequence(kernel.spec)
+        if isinstance(kernel, ChannelStatistics):
+            from onnx_fa.kernels.triton.channel_norm import emit_channels
+
+            return emit_channels(kernel)
+    return kernel.texts(target)
+
+
 class CallingImporter(CheckedImporter):
     """The importer plus ChannelStatistics, ConvSite, FusedLinear, JoinedProduct, IndexedProduct, RecurrentSteps, RotatedHeads,
     RotatedRows,
@@ -85,16 +109,7 @@ class CallingImporter(CheckedImporter):
         if spec is None:
             return False
         assert self.target is not None  # else no such node is written
-        if isinstance(spec, TokenSums) and self.target.is_gpu:
-            from onnx_fa.kernels.triton.token_sums import emit_token_sums  # for CUDA alone
-
-            self.functions.update(emit_token_sums(spec))
-        elif isinstance(spec, SequenceConv) and self.target.is_gpu:
-            from onnx_fa.kernels.triton.sequence import emit_sequence  # for CUDA alone
-
-            self.functions.update(emit_sequence(spec.spec))
-        else:
-            self.functions.update(spec.texts(self.target))
+        self.functions.update(_texts_of(spec, self.target))
         if isinstance(spec, JoinedProduct | SequenceConv):
             self.reports.append(LinearReport(node.name, spec.product, spec.name, origin=BY_RULE))
         self._call_site(node, spec.name, [mlir.Type.parse(spec.y.type)])
@@ -140,18 +155,12 @@ class CallingImporter(CheckedImporter):
         if op_of(node) != CHANNEL_STATISTICS:
             return False
         kernel = channel_statistics_of(self._dims_and_types(node), attributes_of(node))
-        if self.target is None or not self.target.is_gpu:
-            return self._call_kernel(node, kernel)
-        from onnx_fa.kernels.triton.channel_norm import emit_channels  # for CUDA alone
-
-        self.functions.update(emit_channels(kernel))
-        self._call_site(node, kernel.name, [mlir.Type.parse(result.type) for result in kernel.results])
-        return True
+        return self._call_kernel(node, kernel)
 
     def _call_kernel(self, node: onnx.NodeProto, kernel: TopK | RecurrentSteps | ChannelStatistics) -> bool:
         """A call of a kernel of several results."""
         assert self.target is not None  # else no such node is written
-        self.functions.update(kernel.texts(self.target))
+        self.functions.update(_texts_of(kernel, self.target))
         self._call_site(node, kernel.name, [mlir.Type.parse(result.type) for result in kernel.results])
         return True
 

@@ -63,7 +63,7 @@ def evaluate(model: onnx.ModelProto, feeds: dict[str, np.ndarray], sites: Sequen
 class HalfSite(OpRun):
     """A ConvSite of any type, as GPUs have it."""
 
-    op_domain, __name__ = DOMAIN, "ConvSite"
+    op_domain = DOMAIN
 
     def _run(self, *operands: np.ndarray, **attributes: Any) -> tuple[np.ndarray]:
         return mean_site(*operands, **attributes)

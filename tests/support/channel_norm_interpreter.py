@@ -14,7 +14,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import numpy as np
 import torch
 
-from onnx_fa.kernels.triton.channel_norm import PARTS, parts_program, whole_program
+from onnx_fa.kernels.triton.channel_norm import PARTS, _blocks, parts_program, whole_program
 from onnx_fa.kernels.triton.ptx import load_function
 from onnx_fa.spec.channel_norm import ChannelSpec, measure_channels
 from onnx_fa.spec.dtypes import NUMPY
@@ -36,7 +36,7 @@ _LONG = {"long": 6000, "one place": 1}
 
 def run(spec: ChannelSpec, x: Any, scale: Any) -> tuple[Any, Any]:
     images, length, channels = x.shape
-    blocks = -(-channels // min(64, max(16, 1 << (channels - 1).bit_length())))
+    blocks = _blocks(spec)
     sizes = [n for n, known in ((images, spec.images), (length, spec.length)) if known is None]
     parts = torch.full((images, PARTS, 2, channels), float("nan"))
     made = [torch.full((images, 1, channels), float("nan")) for _ in range(2)]

@@ -9,12 +9,7 @@ from onnx import TensorProto, numpy_helper
 
 def halved(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same graph with weights and inputs of f16; types of values in between are inferred anew."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    for tensor in made.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT:
-            array = numpy_helper.to_array(tensor).astype(np.float16)
-            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    made = _with_weights(model, np.float16)
     for value in (*made.graph.input, *made.graph.output):
         if value.type.tensor_type.elem_type == TensorProto.FLOAT:
             value.type.tensor_type.elem_type = TensorProto.FLOAT16
@@ -24,10 +19,15 @@ def halved(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def rounded(model: onnx.ModelProto) -> onnx.ModelProto:
     """The same graph, in f32, whose weights are those of f16."""
+    return _with_weights(model, np.float32)
+
+
+def _with_weights(model: onnx.ModelProto, kind: type[np.floating]) -> onnx.ModelProto:
+    """The same graph whose weights are rounded to f16, as numbers of that kind."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
     for tensor in made.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT:
-            array = numpy_helper.to_array(tensor).astype(np.float16).astype(np.float32)
+            array = numpy_helper.to_array(tensor).astype(np.float16).astype(kind)
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     return made

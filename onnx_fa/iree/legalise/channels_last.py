@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 import onnx
 import onnx_ir as ir
-from onnx import TensorProto
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.conv_shapes import SLICE_OPSET
@@ -20,7 +19,7 @@ from onnx_fa.iree.legalise.image_rows import Image, ImageWriter
 from onnx_fa.iree.legalise.row_forms import FORMS
 from onnx_fa.iree.legalise.row_parts import write_parts
 from onnx_fa.iree.legalise.window_rows import WINDOW_FORMS
-from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, declare_own_nodes
+from onnx_fa.iree.legalise.writer import GraphWriter, declare_own_nodes
 from onnx_fa.kernels.cpu.window import panel_of
 from onnx_fa.spec.target import Target
 
@@ -39,8 +38,7 @@ def put_channels_last(
         return
     kinds = {g.kind(node.input[0]) for node in model.graph.node if op_of(node) == "Conv"}
     changed = bool(kinds) and join_group_norms(g)
-    # Kernels for CPUs read f32 alone.
-    for kind in kinds.intersection([TensorProto.FLOAT] if g.cuda is None else FLOATS):
+    for kind in kinds.intersection(g.kernel_kinds):
         g = GraphWriter(model, held, target=target)
         images = _images(g, kind)
         changed |= write_parts(g, images, _FORMS, ImageWriter(g, images, kind))

@@ -17,7 +17,7 @@ from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.conv_forms import write_conv
 from onnx_fa.iree.legalise.sequence_conv import sequence_conv
-from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of
+from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 from onnx_fa.spec.target import Target
 
 _END = (1 << 31) - 1
@@ -173,12 +173,7 @@ def upsampled_axes(g: GraphWriter, node: onnx.NodeProto) -> list[Axis] | None:
     strides; None for others."""
     x, w, bias = (*node.input, "")[:3]
     shape, sizes = g.shape(x), [d for d in g.shape(w) or () if isinstance(d, int)]
-    if (
-        g.kind(x) not in ((TensorProto.FLOAT,) if g.cuda is None else FLOATS)
-        or shape is None
-        or not _is_plain(node)
-        or len(sizes) != len(shape)
-    ):
+    if g.kind(x) not in g.kernel_kinds or shape is None or not _is_plain(node) or len(sizes) != len(shape):
         return None
     if min(sizes) < 1 or not all(g.has_data(name) for name in (w, bias) if name) or not _is_even(node, sizes[2:]):
         return None

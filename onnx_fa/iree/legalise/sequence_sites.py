@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.legalise.conv_shapes import SLICE_OPSET
@@ -41,9 +41,9 @@ _NUMBERS = (
 _RANK = 3
 
 
-def kinds_of(g: GraphWriter) -> tuple[int, ...]:
-    """Of what kinds of element there are kernels, on what the writer is for."""
-    return (TensorProto.FLOAT,) if g.cpu is not None else tuple(FLOATS) if g.cuda is not None else ()
+def has_kernels(g: GraphWriter) -> bool:
+    """Whether the writer is for a device that has any."""
+    return (g.cpu is not None or g.cuda is not None) and g.opset >= SLICE_OPSET
 
 
 class Columns(NamedTuple):
@@ -84,7 +84,7 @@ def sequence_spec(g: GraphWriter, node: onnx.NodeProto) -> SequenceSpec | None:
     free; None where no kernel is to stand for it. Columns that fill no vector have some of zeros behind them."""
     x, weight, groups = g.shape(node.input[0]), g.shape(node.input[1]), attr_of(node, "group", 1)
     kind = g.kind(node.input[0])
-    if kind not in kinds_of(g) or g.opset < SLICE_OPSET or not x or not weight:
+    if not has_kernels(g) or kind not in g.kernel_kinds or not x or not weight:
         return None
     if len(x) != _RANK or len(weight) != _RANK or 0 in x or not isinstance(x[1], int):
         return None

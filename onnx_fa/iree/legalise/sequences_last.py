@@ -16,13 +16,12 @@ import onnx_ir as ir
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.channel_norm import channel_norm, same_sequence
-from onnx_fa.iree.legalise.conv_shapes import SLICE_OPSET
 from onnx_fa.iree.legalise.conv_transpose import Axis, upsampled_axes, write_phases
 from onnx_fa.iree.legalise.image_rows import Places, RowsForm, RowsWriter
 from onnx_fa.iree.legalise.row_forms import SINGLE, batch_norm, concat, pointwise, slice_, split
 from onnx_fa.iree.legalise.row_parts import FindForm, write_parts
 from onnx_fa.iree.legalise.sequence_places import cut_places, is_whole, pad_places, place_pads
-from onnx_fa.iree.legalise.sequence_sites import Columns, Taps, kinds_of, sequence_spec, spec_of, write_sequence
+from onnx_fa.iree.legalise.sequence_sites import Columns, Taps, has_kernels, sequence_spec, spec_of, write_sequence
 from onnx_fa.iree.legalise.writer import FLOATS, GraphWriter, attr_of, declare_own_nodes
 from onnx_fa.spec.sequences import SequenceSpec
 from onnx_fa.spec.target import Target
@@ -82,10 +81,10 @@ def put_sequences_last(
     """Writes parts of the main graph with channels last, in place, for a CPU or a CUDA device whose kernels take them. `held` are
     initializers whose data are not in the model; types of values are taken from `value_info`."""
     g = GraphWriter(model, held, target=target)
-    if g.opset < SLICE_OPSET:
+    if not has_kernels(g):
         return
     there = {g.kind(node.input[0]) for node in model.graph.node if op_of(node) in _CONVOLUTIONS}
-    for kind in there.intersection(kinds_of(g)):
+    for kind in there.intersection(g.kernel_kinds):
         g = GraphWriter(model, held, target=target)
         sounds = _sounds(g, kind)
         if sounds and write_parts(g, sounds, _FORMS, SoundWriter(g, sounds, kind), around=_CONVOLUTIONS):

@@ -89,6 +89,11 @@ class GraphWriter:
         there = self.target is not None and self.target.kernels != "iree" and not triton.missing(self.target)
         return self.target if there else None
 
+    @property
+    def kernel_kinds(self) -> tuple[int, ...]:
+        """Kinds of element that kernels of convolutions read: for a CPU halves are widened before."""
+        return (TensorProto.FLOAT,) if self.cuda is None else tuple(FLOATS)
+
     def is_output(self, name: str) -> bool:
         """Whether the model gives a value out."""
         return name in self._outputs

@@ -64,6 +64,38 @@ class Counters:
 
 
 @dataclass(frozen=True)
+class Dispatched:
+    """An executable of some architectures, and what workgroups that share sums leave each other: `counters` (None where none share
+    any) and so many numbers."""
+
+    symbol: str
+    archs: tuple[int, ...]
+    counters: Counters | None
+    numbers: int = 0
+
+    def run(
+        self,
+        t: Text,
+        counts: Sequence[str],
+        values: Sequence[str],
+        types: Sequence[str],
+        sizes: Sequence[str],
+        results: Sequence[str],
+    ) -> list[str]:
+        """Dispatches it with operands of these types and `sizes` behind them, i32. Returns the names of the results."""
+        values, types, results, first = [*values], [*types], [*results], 0
+        if self.counters:
+            values.append(self.counters.load(t))
+            types.append(self.counters.type)
+            results, first = [values[-1], f"tensor<{self.numbers}xf32>", *results], 2
+        values, types = [*values, *sizes], [*types, *["i32"] * len(sizes)]
+        made = dispatch(t, self.symbol, self.archs, counts, values, types, results)
+        if self.counters:
+            self.counters.store(t, made[0])
+        return made[first:]
+
+
+@dataclass(frozen=True)
 class Variant:
     """One architecture's code of a dispatch, and its configuration."""
 

@@ -13,7 +13,7 @@ from onnx_fa.kernels.mlir.entry import KernelEntry
 from onnx_fa.kernels.mlir.operand import ROWS
 from onnx_fa.kernels.mlir.text import element_type
 from onnx_fa.kernels.tiles.origin import Origin, built_in
-from onnx_fa.kernels.triton.entry import Counters, dispatch
+from onnx_fa.kernels.triton.entry import Counters, Dispatched
 from onnx_fa.kernels.triton.executable import executable_text
 from onnx_fa.kernels.triton.few_source import MOST_ROWS, FewConfig
 from onnx_fa.kernels.triton.forms import (
@@ -259,7 +259,7 @@ class LinearEntry(KernelEntry):
         count = t.let(f"arith.index_cast {rows} : index to i32")
         widths = spec.parts or (spec.N,)
         results = [self.typed((*lead, columns), spec.dtype) for columns in widths]
-        made = self._dispatch([*values, count], [*types, "i32"], results, rows)
+        made = self._dispatch(values, types, count, results, rows)
         return self.lines(
             [
                 self.reshape(y, (*lead, columns), (*spec.lead, columns), spec.dtype)
@@ -281,7 +281,9 @@ class LinearEntry(KernelEntry):
             return config.splits * self.spec.rows * self.spec.N
         return config.splits * self._down(config) * config.BM * -(-self.spec.N // config.BN) * config.BN
 
-    def _dispatch(self, values: Sequence[str], types: Sequence[str], results: Sequence[str], rows: str) -> list[str]:
+    def _dispatch(
+        self, values: Sequence[str], types: Sequence[str], count: str, results: Sequence[str], rows: str
+    ) -> list[str]:
         t, codes = self.t, self.codes
         free = self.spec.rows is None
         counts = [
@@ -289,12 +291,6 @@ class LinearEntry(KernelEntry):
             for code in codes
             for number in workload_of(t, code, rows, lambda tiles: -(-self.spec.N // tiles.BN), free=free)
         ]
-        archs = [c.arch for c in codes]
-        if self.counters is None:
-            return dispatch(t, self.symbol, archs, counts, values, types, results)
-        part = f"tensor<{max(self._numbers_left(c) for c in codes)}xf32>"
-        counter = self.counters.load(t)
-        given, kinds = [*values[:-1], counter, values[-1]], [*types[:-1], self.counters.type, types[-1]]
-        found = dispatch(t, self.symbol, archs, counts, given, kinds, [counter, part, *results])
-        self.counters.store(t, found[0])
-        return found[2:]
+        numbers = max(self._numbers_left(c) for c in codes)
+        dispatched = Dispatched(self.symbol, tuple(c.arch for c in codes), self.counters, numbers)
+        return dispatched.run(t, counts, values, types, [count], results)

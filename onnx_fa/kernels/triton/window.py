@@ -12,7 +12,7 @@ from onnx_fa.kernels.mlir.called import function_text
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.kernels.triton.config import ARCHITECTURES, MULTIPROCESSORS, power_of_two
-from onnx_fa.kernels.triton.entry import Counters, dispatch
+from onnx_fa.kernels.triton.entry import Counters, Dispatched
 from onnx_fa.kernels.triton.executable import executable_text
 from onnx_fa.kernels.triton.few_source import FewConfig
 from onnx_fa.kernels.triton.forms import (
@@ -124,18 +124,10 @@ class WindowCode:
             return -(-self.spec.N // tiles.BN) * self.spec.groups
 
         counts = [n for code in self.codes for n in workload_of(t, code, rows, across, free=True)]
-        values, kinds, results = [*values], [*kinds], [f"{y.type}{y.sizes}"]
-        if self.counters:
-            values.append(self.counters.load(t))
-            kinds.append(self.counters.type)
-            part = f"tensor<{BUSY * max(code.largest_part for code in self.codes)}xf32>"
-            results = [values[-1], part, *results]
-        values += [t.let(f"arith.index_cast {size} : index to i32") for size in (rows, *sizes)]
-        kinds += ["i32"] * (1 + len(sizes))
-        made = dispatch(t, self.symbol, list(ARCHITECTURES), counts, values, kinds, results)
-        if self.counters:
-            self.counters.store(t, made[0])
-        return made[-1]
+        numbers = BUSY * max(code.largest_part for code in self.codes)
+        given = [t.let(f"arith.index_cast {size} : index to i32") for size in (rows, *sizes)]
+        dispatched = Dispatched(self.symbol, ARCHITECTURES, self.counters, numbers)
+        return dispatched.run(t, counts, values, kinds, given, [f"{y.type}{y.sizes}"])[0]
 
 
 def compile_window(spec: WindowSpec, name: str, *, free: bool = False) -> WindowCode:
