@@ -1,7 +1,8 @@
 """Random attentions, compiled and compared with the reference: `python -m tests.fuzz --count 5000 --journal fuzz.jsonl`.
 
 With `--products bf16`, head dims are made even and integers left out, and products are those of bf16; with `--products amx`, head
-dims fill the tiles of AMX, which multiply them (AVX512_BF16 where this machine has no tiles).
+dims fill the tiles of AMX, which multiply them (AVX512_BF16 where this machine has no tiles); with `--products split`
+tiles multiply f32, whose numbers are split.
 
 They are drawn and compiled in chunks, each in a process of its own, so that a crash or an endless loop is a result like any
 other; a journal remembers the chunks that are done. One kernel in forty has the tiles that users get, the others have small
@@ -34,6 +35,7 @@ from onnx_fa.kernels.choose import emit_kernel, kernel_name
 from onnx_fa.kernels.cpu.combine import can_split
 from onnx_fa.kernels.cpu.few import emit_few, few_queries, tuned_few
 from onnx_fa.kernels.cpu.rows import emit_rows
+from onnx_fa.kernels.cpu.split import emit_with
 from onnx_fa.kernels.cpu.tiled import emit_tiled
 from onnx_fa.kernels.cpu.tiles import FewConfig
 from onnx_fa.kernels.cpu.vector import VectorConfig, emit_vector, tuned
@@ -49,7 +51,7 @@ from tests.support.random_specs import MOST_SCORES, Drawn, draw_specs
 CHUNK = 25
 CHUNK_SECONDS, WALL_SECONDS = 600, 3600
 """A chunk gets so many of the processor's time for itself and for each of its compilers, and so many by the clock."""
-Products = Literal["f32", "bf16", "amx"]
+Products = Literal["f32", "bf16", "amx", "split"]
 POKED = 4
 """So many times infinities and NaN are put into the operands of each size: runs cost next to nothing beside compiling."""
 USERS = 40
@@ -66,11 +68,11 @@ _DONE = "done "
 def kernels(index: int, spec: AttentionSpec, products: Products = "f32") -> list[Kernel]:
     """One kernel for a spec, and for every other one of few queries the body for these; `products`: what multiplies."""
     target, users = target_of(products), index % USERS == USERS - 1 or spec.Skv == 0
-    if products == "amx":
-        if users:
-            return [emit_kernel(spec, target, body="amx")]
+    if products in ("amx", "split"):
+        emit = emit_tiled if products == "amx" else emit_with
         tiles = VectorConfig(16, 32 + 32 * (index % 2), 32 + 32 * (index // 2 % 2), 32, 32, 4)
-        return [emit_tiled(spec, target, f"{kernel_name(spec, target)}_{tiles.BM}_{tiles.BK}", tiles)]
+        name = f"{kernel_name(spec, target)}_{tiles.BM}_{tiles.BK}"
+        return [emit(spec, target, name, None if users else tiles)]
     body = "vector" if products == "bf16" else "auto"
     made = [emit_kernel(spec, target, body=body) if users else _small(index, spec, target)]
     if index % 2 and products == "f32" and made[0].body != "few":
@@ -83,7 +85,8 @@ def kernels(index: int, spec: AttentionSpec, products: Products = "f32") -> list
 
 
 def target_of(products: Products) -> Target:
-    return parse_target("cpu-amx" if products == "amx" else "cpu-host", bf16_dot=products != "f32")
+    name = "cpu-amx" if products in ("amx", "split") else "cpu-host"
+    return parse_target(name, bf16_dot=products in ("bf16", "amx"))
 
 
 def by_rows(drawn: Drawn) -> Drawn:
@@ -124,6 +127,17 @@ def tiled(drawn: Drawn) -> Drawn:
         if getattr(spec, name).index(width) < getattr(spec, name).index(rows)
     }
     spec = dataclasses.replace(spec, **plain)  # type: ignore[arg-type]
+    return dataclasses.replace(drawn, spec=spec)
+
+
+def splitted(drawn: Drawn) -> Drawn:
+    """The same with operands whose numbers AMX's kernel splits."""
+    spec = tiled(drawn).spec
+    rows, width = spec.rank - 2, spec.rank - 1
+    layout = tuple(range(spec.rank)) if spec.q_layout.index(width) < spec.q_layout.index(rows) else spec.q_layout
+    spec = dataclasses.replace(
+        spec, dtype="f32", D=min(192, -(-spec.D // 16) * 16), q_layout=layout, weights=None, weighting=None
+    )
     return dataclasses.replace(drawn, spec=spec)
 
 
@@ -179,7 +193,7 @@ def run_chunk(chunk: int, count: int = CHUNK, products: Products = "f32") -> dic
     drawn = [splittable(d) if (i + chunk) % 3 == 1 else d for i, d in enumerate(drawn)]
     drawn = [by_rows(d) if (i + chunk) % 6 in (1, 2) else d for i, d in enumerate(drawn)]
     if products != "f32":
-        drawn = list(map(paired if products == "bf16" else tiled, drawn))
+        drawn = list(map({"bf16": paired, "amx": tiled, "split": splitted}[products], drawn))
     cases: list[tuple[Drawn, Kernel]] = []
     refused: list[str] = []
     for i, d in enumerate(drawn):

@@ -38,12 +38,18 @@ _TIMEOUT_S = 120
 _MEMORY_BYTES = 8 << 30
 
 
+def emit_stateless(spec: AttentionSpec, target: Target) -> Kernel:
+    """The kernel of a site without memory that a program keeps. Raises as `emit_kernel` does."""
+    kernel = emit_kernel(spec, target)
+    return emit_kernel(spec, target, body="vector") if kernel.body == "split" else kernel
+
+
 def emit_transform_spec(
     model: ir.Model,
     sites: Sequence[SpecSite],
     target: Target,
     *,
-    emit: EmitKernel = emit_kernel,
+    emit: EmitKernel = emit_stateless,
     left_out: Callable[[SpecSite, UnsupportedError], None] | None = None,
 ) -> str:
     """The text of a spec for `iree-compile --iree-preprocessing-transform-spec-filename`.

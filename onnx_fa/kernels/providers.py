@@ -12,6 +12,7 @@ from onnx_fa.errors import TargetError
 from onnx_fa.kernels import triton
 from onnx_fa.kernels.cpu.few import emit_few
 from onnx_fa.kernels.cpu.rows import emit_rows
+from onnx_fa.kernels.cpu.split import emit_split
 from onnx_fa.kernels.cpu.tiled import emit_tiled
 from onnx_fa.kernels.cpu.vector import emit_vector
 from onnx_fa.kernels.iree_gpu.gpu import emit_gpu
@@ -38,7 +39,7 @@ def _iree(target: Target) -> Mapping[str, Emitter]:
     return (
         {"gpu": emit_gpu}
         if target.is_gpu
-        else {"rows": emit_rows, "few": emit_few, "amx": emit_tiled, "vector": emit_vector}
+        else {"rows": emit_rows, "few": emit_few, "amx": emit_tiled, "split": emit_split, "vector": emit_vector}
     )
 
 

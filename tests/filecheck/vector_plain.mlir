@@ -16,7 +16,7 @@
 // CHECK-NEXT: vector.broadcast
 // CHECK-NEXT: vector.fma
 // CHECK: vector.transfer_write {{.+}} tensor<64x32xf32>
-// CHECK: arith.bitcast
+// CHECK: llvm.x86.avx512.mask.scalef.ps.512
 // CHECK: vector.fma
 // CHECK-NOT: arith.cmpi
 // CHECK: arith.divf

@@ -12,7 +12,7 @@ from onnx_fa.derive.loop import loop_of
 from onnx_fa.kernels.cpu.language import VectorLanguage
 from onnx_fa.kernels.cpu.operands import Operands
 from onnx_fa.kernels.cpu.query_rows import QueriesAlongLanes, QueryRows, VectorPerQuery
-from onnx_fa.kernels.cpu.recurrence import visit_block
+from onnx_fa.kernels.cpu.recurrence import visit_block, visit_in_turn
 from onnx_fa.kernels.cpu.state import Block, SoftmaxState, StateTypes
 from onnx_fa.kernels.cpu.sweep import Sweep
 from onnx_fa.kernels.cpu.tiles import FewConfig, VectorConfig
@@ -45,6 +45,12 @@ class RecordingKernel:
     def prepare(self, state: SoftmaxState, block: Block) -> tuple[SoftmaxState, Block]:
         self.asked.append("prepare")
         return dataclasses.replace(state, scratch=("mask",)), block
+
+    def needs(self, part: slice) -> str:
+        return ""
+
+    def visit_parts(self, sweep: Sweep, state: SoftmaxState, block: Block) -> SoftmaxState:
+        return visit_in_turn(sweep, self, state, block)
 
     def scores(self, state: SoftmaxState, block: Block, part: slice) -> tuple[str, list[str]]:
         self.asked.append("scores")

@@ -11,6 +11,7 @@ import pytest
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.choose import emit_kernel, kernel_name
 from onnx_fa.kernels.cpu.few import emit_few
+from onnx_fa.kernels.cpu.split import emit_split
 from onnx_fa.kernels.cpu.tiled import emit_tiled
 from onnx_fa.kernels.cpu.vector import emit_vector
 from onnx_fa.kernels.mlir.kernel import Kernel
@@ -27,6 +28,7 @@ _EMIT: dict[str, Callable[[AttentionSpec, Target, str], Kernel]] = {
     "vector": emit_vector,
     "few": emit_few,
     "amx": emit_tiled,
+    "split": emit_split,
 }
 
 
@@ -51,7 +53,7 @@ def test_names() -> None:
 
 
 def test_prefers_the_vector_body() -> None:
-    assert emit_kernel(BY_NAME["bench_s1024"].spec, HOST).body == "vector"
+    assert emit_kernel(BY_NAME["bench_s1024"].spec, parse_target("cpu-avx512")).body == "vector"
     assert emit_kernel(BY_NAME["decode_gqa"].spec, HOST).body == "few"
     assert emit_kernel(BY_NAME["decode_gqa"].spec, HOST, body="vector").body == "vector"
 
@@ -63,14 +65,14 @@ def test_every_case_has_a_kernel(case: Case) -> None:
 
 def test_refusals_name_every_body() -> None:
     spec = dataclasses.replace(BASE, D=4096, Dv=4096, masks=(BoolMask((1, 64), -5.0),))
-    with pytest.raises(UnsupportedError, match=r"few: .*64 queries.*; vector: .*stack"):
+    with pytest.raises(UnsupportedError, match=r"few: .*64 queries.*; split: .*AMX.*; vector: .*stack"):
         emit_kernel(spec, HOST)
     narrow = dataclasses.replace(BASE, Dv=1, Skv="t", v_layout=(1, 2, 0))
     with pytest.raises(UnsupportedError, match=r"vector: .*v of dynamic shape with a head dim of 1"):
         emit_kernel(narrow, HOST)
     with pytest.raises(UnsupportedError, match="f64"):
         emit_kernel(dataclasses.replace(BASE, dtype="f64"), HOST)
-    with pytest.raises(UnsupportedError, match="no kernel body 'gpu', only rows, few, amx, vector"):
+    with pytest.raises(UnsupportedError, match="no kernel body 'gpu', only rows, few, amx, split, vector"):
         emit_kernel(BASE, HOST, body="gpu")
     with pytest.raises(UnsupportedError, match="no lowering for vulkan"):
         emit_kernel(BASE, dataclasses.replace(HOST, backend="vulkan"))

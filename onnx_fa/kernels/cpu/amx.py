@@ -87,12 +87,6 @@ class TileUnit:
         index = self.t.let(f"memref.extract_aligned_pointer_as_index {memory} : {type_} -> index")
         return self.t.let(f"arith.index_cast {index} : index to i64")
 
-    def moved(self, pointer: str, index: str, by: int) -> str:
-        """The pointer, `by` bytes further for each of `index`."""
-        t = self.t
-        count = t.let(f"arith.index_cast {index} : index to i64")
-        return t.arith("addi", pointer, t.arith("muli", count, t.constant(str(by), "i64"), "i64"), "i64")
-
     def clear(self, down: int, across: int) -> None:
         """Sets down x across sums to 0."""
         code = "; ".join(f"tilezero %tmm{sum_tile(i, j)}" for i in range(down) for j in range(across))

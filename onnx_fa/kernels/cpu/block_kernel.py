@@ -27,11 +27,18 @@ class BlockKernel(Protocol):
     def parts(self) -> Sequence[slice]:
         """The vectors of queries that meet a block of keys together, before the next ones do."""
 
+    def needs(self, part: slice) -> str:
+        """Whether a workgroup has queries of that part, i1, where only a run knows; "" where it has."""
+
     def load_queries(self) -> None:
         """Reads Q, times the scale where it can be, into a tile: before any block."""
 
     def prepare(self, state: SoftmaxState, block: Block) -> tuple[SoftmaxState, Block]:
         """Copies what the scores are made of into the state's scratch tiles; the block then names those of mask terms."""
+
+    def visit_parts(self, sweep: Sweep, state: SoftmaxState, block: Block) -> SoftmaxState:
+        """The state after a block that was prepared has met all parts of the queries: one after the other (`visit_in_turn`), where
+        that is not better done at once."""
 
     def scores(self, state: SoftmaxState, block: Block, part: slice) -> tuple[str, list[str]]:
         """S of the block and a part's queries, masked, as a tile; and the part's maxima, those of the state included, if it has

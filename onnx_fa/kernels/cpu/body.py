@@ -5,7 +5,7 @@
 | `Operands` | where the workgroup's part of each tensor lies | |
 | `QueryRows` | how a number per query lies in vectors | `QueriesAlongLanes`, `VectorPerQuery` |
 | `ScoreTerms` | what is known of masks and score functions before the first key | |
-| `BlockKernel` | scores, weights and products of a block | `LaneKernel` (any `Product`), `TileKernel`, `FewKernel`, `RowsKernel` |
+| `BlockKernel` | scores, weights, products of a block | `Lane-`, `Pair-`, `Split-`, `Few-`, `RowsKernel` |
 | `KeyWalk` | which blocks are visited | |
 | `VectorLoop` | what is carried from block to block, as it was derived (derive/, derive/loop.py) | |
 
@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from onnx_fa.derive.terms import Term
-from onnx_fa.kernels.cpu.addresses import Addresses
-from onnx_fa.kernels.cpu.amx_kernel import TileKernel
+from onnx_fa.kernels.cpu.addresses import Helper
+from onnx_fa.kernels.cpu.amx_kernel import PairKernel
 from onnx_fa.kernels.cpu.amx_products import TileProducts
 from onnx_fa.kernels.cpu.bf16_products import PairProducts
 from onnx_fa.kernels.cpu.block_kernel import BlockKernel
@@ -31,10 +31,12 @@ from onnx_fa.kernels.cpu.products import FusedProducts, Product
 from onnx_fa.kernels.cpu.query_rows import QueriesAlongLanes, QueryRows, VectorPerQuery
 from onnx_fa.kernels.cpu.recurrence import VectorLoop, visit_block
 from onnx_fa.kernels.cpu.rows_kernel import RowsKernel
+from onnx_fa.kernels.cpu.split_kernel import SplitKernel
 from onnx_fa.kernels.cpu.state import SoftmaxState
 from onnx_fa.kernels.cpu.sweep import Sweep
 from onnx_fa.kernels.cpu.tile_loops import statistic
 from onnx_fa.kernels.cpu.tiles import FewConfig, VectorConfig
+from onnx_fa.kernels.cpu.worker_memory import WorkerMemory
 from onnx_fa.kernels.mlir.expressions import Vector
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.expr import ScoreExpr, leaves
@@ -55,8 +57,10 @@ class AttentionBody:
     terms: ScoreTerms
     kernel: BlockKernel
     recurrence: VectorLoop
-    addresses: Addresses | None = None
+    helper: Helper | None = None
     """What the dispatch has to hold for its body to know where operands lie."""
+    memory: WorkerMemory | None = None
+    """What it reads and writes besides."""
 
     def render(self) -> list[str]:
         """The operations of the function, without its return."""
@@ -167,12 +171,29 @@ def tile_body(
     """The body of the dispatch `symbol` for queries along the lanes whose products AMX makes; `off` as in lane_body. Raises
     UnsupportedError where the spec has no such products, or its keys cannot be split."""
     # Probabilities become bf16. Sums of exponentials that are results are not rounded any more.
-    operands = Operands(spec, config, splits, off, "polynomial" if spec.stats else "avx512")
+    operands = Operands(spec, config, splits, off, "polynomial" if spec.stats else "rough")
     rows = QueriesAlongLanes(operands)
     terms = ScoreTerms(operands, rows)
     product = TileProducts(operands, terms.query_factor, symbol)
     loop = VectorLoop(operands, rows, operands.loop)
-    return AttentionBody(operands, rows, terms, TileKernel(terms, product), loop, product.addresses)
+    return AttentionBody(operands, rows, terms, PairKernel(terms, product), loop, product.addresses)
+
+
+def split_body(
+    spec: AttentionSpec,
+    config: VectorConfig,
+    symbol: str,
+    memory: WorkerMemory,
+    splits: Dim = 1,
+    off: frozenset[Switch] = ALL_ON,
+) -> AttentionBody:
+    """The same of f32, whose numbers are split; workers have slots of the `memory`."""
+    operands = Operands(spec, config, splits, off, moves_back=False)
+    rows = QueriesAlongLanes(operands)
+    terms = ScoreTerms(operands, rows)
+    kernel = SplitKernel(terms, FusedProducts(operands, terms.query_factor), symbol, memory)
+    loop = VectorLoop(operands, rows, operands.loop)
+    return AttentionBody(operands, rows, terms, kernel, loop, kernel.helpers, memory)
 
 
 def few_body(spec: AttentionSpec, config: FewConfig, splits: Dim = 1, off: frozenset[Switch] = ALL_ON) -> AttentionBody:

@@ -18,7 +18,7 @@ from onnx_fa.kernels.cpu.few_scores import FewScores, LaneKeys
 from onnx_fa.kernels.cpu.key_rows import keys_with_values, row_at
 from onnx_fa.kernels.cpu.masks import ScoreTerms
 from onnx_fa.kernels.cpu.query_rows import VectorPerQuery
-from onnx_fa.kernels.cpu.recurrence import add_decayed
+from onnx_fa.kernels.cpu.recurrence import add_decayed, visit_in_turn
 from onnx_fa.kernels.cpu.state import Block, Slab, SoftmaxState, StateTypes
 from onnx_fa.kernels.cpu.sweep import Sweep
 from onnx_fa.kernels.cpu.tile_loops import guard_output
@@ -62,6 +62,12 @@ class FewKernel:
     @property
     def parts(self) -> Sequence[slice]:
         return (slice(0, self.config.BM),)
+
+    def needs(self, part: slice) -> str:
+        return ""
+
+    def visit_parts(self, sweep: Sweep, state: SoftmaxState, block: Block) -> SoftmaxState:
+        return visit_in_turn(sweep, self, state, block)
 
     def scores(self, state: SoftmaxState, block: Block, part: slice) -> tuple[str, list[str]]:
         t, integers, tile_type = self.t, self.operands.k_integers, self.types.scores

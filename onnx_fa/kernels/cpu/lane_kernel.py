@@ -16,7 +16,7 @@ from dataclasses import replace
 from onnx_fa.kernels.cpu.key_rows import keys_with_values, row_at, unroll_in
 from onnx_fa.kernels.cpu.masks import LaneScores, ScoreTerms
 from onnx_fa.kernels.cpu.products import Product
-from onnx_fa.kernels.cpu.recurrence import add_decayed
+from onnx_fa.kernels.cpu.recurrence import add_decayed, visit_in_turn
 from onnx_fa.kernels.cpu.state import Block, SoftmaxState, StateTypes
 from onnx_fa.kernels.cpu.sweep import Sweep
 from onnx_fa.kernels.cpu.tile_loops import fma_tile, guard_output, over_rows, over_tiles
@@ -46,6 +46,17 @@ class LaneKernel:
     @property
     def parts(self) -> Sequence[slice]:
         return (slice(0, self.vectors),)
+
+    def needs(self, part: slice) -> str:
+        return ""
+
+    def visit_parts(self, sweep: Sweep, state: SoftmaxState, block: Block) -> SoftmaxState:
+        return visit_in_turn(sweep, self, state, block)
+
+    @property
+    def computed(self) -> int | str:
+        """The queries whose outputs are there, those of whole vectors."""
+        return self.config.BM
 
     def load_queries(self) -> None:
         self.queries = self.product.load_queries()
@@ -189,4 +200,4 @@ class LaneKernel:
 
         if out.swapped:
             return over_rows(t, self.config.BM, spec.Dv, out.value, out.type, columnwise)
-        return over_tiles(t, self.config.BM, spec.Dv, out.value, out.type, rowwise)
+        return over_tiles(t, self.computed, spec.Dv, out.value, out.type, rowwise)

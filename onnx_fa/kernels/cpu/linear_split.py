@@ -19,18 +19,27 @@ from onnx_fa.kernels.cpu.amx import ROWS, Tile, TileUnit
 from onnx_fa.kernels.cpu.linear_ahead import AheadBody, fetch_line
 from onnx_fa.kernels.cpu.linear_body import LinearTiles
 from onnx_fa.kernels.cpu.linear_share import PAIR, PANEL, Share, least_rows, panels_by_blocks
+from onnx_fa.kernels.cpu.pointers import behind, load_vector, moved, pointer_at, store_vector
 from onnx_fa.kernels.cpu.row_dispatch import load, store
 from onnx_fa.kernels.cpu.slots import Slots
-from onnx_fa.kernels.cpu.split_products import PARTS, STEP, TILE_BYTES, add_split_product, bits_of, split_pair
+from onnx_fa.kernels.cpu.split_products import (
+    LARGEST,
+    MAGNITUDE,
+    PARTS,
+    STEP,
+    TILE_BYTES,
+    add_split_product,
+    bits_of,
+    split_pair,
+)
 from onnx_fa.kernels.cpu.worker_memory import SLOT_BYTES, WorkerMemory
 from onnx_fa.spec.linear import LinearSpec
 
 _DEEP, _PARTS_OF_ROWS = 24, 3 << 18
 """Steps of a block along K at most, and bytes of what a workgroup's rows become in a block: more than three eighths of the second
 cache are read again for each panel, and beside them it has x and the weight to hold."""
-_MAGNITUDE, _MOST, _LEAST = 0x7FFFFFFF, 0x4B800000, 2.0**-64
-"""The bits of a number but its sign, those of 2^24, and the least sum of numbers up to that of which what AMX takes for zeros is no
-part that counts (split_products.py)."""
+_LEAST = 2.0**-64
+"""The least sum of numbers up to 2^24 of which what AMX takes for zeros is no part that counts (split_products.py)."""
 _SLOTS_OF_A_WORKER = 2
 """For a run with some more workers than a program is made for."""
 _LINE = 64
@@ -236,7 +245,7 @@ class SplitBody(AheadBody):
         t, largest = self.t, self._load_bits(at)
         for x in numbers:
             largest = t.arith(
-                "maxsi", largest, t.arith("andi", bits_of(t, x), t.dense(str(_MAGNITUDE), "i32"), t.ivec), t.ivec
+                "maxsi", largest, t.arith("andi", bits_of(t, x), t.dense(str(MAGNITUDE), "i32"), t.ivec), t.ivec
             )
         self._store(largest, t.ivec, at, 0)
 
@@ -352,36 +361,19 @@ class SplitBody(AheadBody):
         largest = self._load_bits(self.largest_of_panel)
         for tile in (first, second):
             largest = t.arith("maxsi", largest, self._load_bits(self._moved(self.largest_at, tile, _LINE)), t.ivec)
-        return t.let(f"arith.cmpi sle, {largest}, {t.dense(str(_MOST), 'i32')} : {t.ivec}")
+        return t.let(f"arith.cmpi sle, {largest}, {t.dense(str(LARGEST), 'i32')} : {t.ivec}")
 
     def _moved(self, pointer: str, index: str, by: int) -> str:
-        return self.unit.moved(pointer, index, by)
+        return moved(self.t, pointer, index, by)
 
     def _behind(self, pointer: str, byte: int) -> str:
-        return self.t.arith("addi", pointer, self.t.constant(str(byte), "i64"), "i64") if byte else pointer
+        return behind(self.t, pointer, byte)
 
     def _at(self, pointer: str, byte: int) -> str:
-        return self.t.let(f"llvm.inttoptr {self._behind(pointer, byte)} : i64 to !llvm.ptr")
+        return pointer_at(self.t, pointer, byte)
 
     def _load(self, pointer: str, byte: int, lanes: int | None = None, *, aligned: int = 4) -> str:
-        """A vector from so many bytes behind a pointer; of fewer `lanes`, if they are given, the others are 0."""
-        t = self.t
-        if lanes is None or lanes >= t.width:
-            return t.let(
-                f'"llvm.load"({self._at(pointer, byte)}) <{{alignment = {aligned} : i64, ordering = 0 : i64}}> : '
-                f"(!llvm.ptr) -> {t.vec}"
-            )
-        if lanes <= 0:
-            return t.splat(0.0)
-        mask = t.constant(f"dense<[{', '.join('true' if i < lanes else 'false' for i in range(t.width))}]>", t.bvec)
-        return t.let(
-            f'"llvm.intr.masked.load"({self._at(pointer, byte)}, {mask}, {t.splat(0.0)}) <{{alignment = {aligned} : i64}}> : '
-            f"(!llvm.ptr, {t.bvec}, {t.vec}) -> {t.vec}"
-        )
+        return load_vector(self.t, pointer, byte, lanes, aligned=aligned)
 
     def _store(self, value: str, type_: str, pointer: str, byte: int) -> None:
-        """Writes a vector of that type, at whole lines."""
-        self.t.do(
-            f'"llvm.store"({value}, {self._at(pointer, byte)}) <{{alignment = 64 : i64, ordering = 0 : i64}}> : '
-            f"({type_}, !llvm.ptr) -> ()"
-        )
+        store_vector(self.t, value, type_, pointer, byte)

@@ -10,6 +10,7 @@ from onnx_fa.kernels.cpu.addresses import Addresses
 from onnx_fa.kernels.cpu.amx import PAIRS, ROWS, Product, Tile, TileUnit
 from onnx_fa.kernels.cpu.linear_body import LinearBody, steps_of
 from onnx_fa.kernels.cpu.linear_pairs import ByteBody, PairBody
+from onnx_fa.kernels.cpu.pointers import moved
 from onnx_fa.kernels.mlir.text import memref_type
 
 _DOWN = 2
@@ -54,7 +55,7 @@ class TileBody(LinearBody):
     def _by_tiles(self, panel: str, column: str, first: str, last: str, y: str) -> str:
         """y with the columns of a panel, two tiles of rows at a time, and one at the end where one is left."""
         t, rows, step = self.t, self.spec.rows, _DOWN * ROWS
-        weight = self.unit.moved(self.w_at, panel, 4 * steps_of(self.spec) * self.spec.panel)
+        weight = moved(t, self.w_at, panel, 4 * steps_of(self.spec) * self.spec.panel)
 
         def block(row: str, carried: list[str]) -> list[str]:
             y = carried[0]
@@ -74,13 +75,13 @@ class TileBody(LinearBody):
         t, unit, steps, w = self.t, self.unit, steps_of(self.spec), self.t.width
         last = t.arith("subi", self.rows, self.height)
         rows = [t.arith("minsi", t.shifted(row, ROWS * i), last) for i in range(down)]
-        lefts = [unit.moved(self.x_at, r, 4 * steps) for r in rows]
+        lefts = [moved(t, self.x_at, r, 4 * steps) for r in rows]
         unroll = next(u for u in (_UNROLL, 2, 1) if steps // PAIRS % u == 0)
         unit.clear(down, self.vectors)
         k = t.fresh()
         t.do(f"scf.for {k} = {t.index(0)} to {t.index(steps)} step {t.index(unroll * PAIRS)} {{")
-        x = [unit.moved(left, k, 4) for left in lefts]
-        panel = unit.moved(weight, k, 4 * self.spec.panel)
+        x = [moved(t, left, k, 4) for left in lefts]
+        panel = moved(t, weight, k, 4 * self.spec.panel)
         for u in range(unroll):
             right = Tile(panel, 4 * self.spec.panel, 4 * self.spec.panel * PAIRS * u)
             unit.add_product([Tile(at, 4 * steps, 4 * PAIRS * u) for at in x], right, self.vectors)

@@ -26,7 +26,8 @@ class Operands:
     `t` is the text of the function, to which all its parts write. Raises UnsupportedError for splits of keys that cannot be
     split. `splits`: into how many parts, or the symbol of a number that the program finds (combine.py). `off`: optimisations that
     the body does without. `exp2_by`: as in Lanes, where `off` lets it. `heads`: of how many key/value heads a row of K
-    and V holds the numbers side by side, where the queries of the spec are those of all of them."""
+    and V holds the numbers side by side, where the queries of the spec are those of all of them. `moves_back`: whether the last
+    workgroup has as many queries as the others, if there are so many, of which some are its neighbour's too."""
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class Operands:
         off: frozenset[Switch] = ALL_ON,
         exp2_by: Exp2 = "polynomial",
         heads: int = 1,
+        moves_back: bool = True,
     ) -> None:
         if splits != 1 and not can_split(spec):
             raise UnsupportedError(
@@ -48,7 +50,9 @@ class Operands:
         symbols = (*spec.symbols, splits) if isinstance(splits, str) else spec.symbols
         self.dims = {symbol: f"%dim{i}" for i, symbol in enumerate(symbols)}
         self.ragged_keys = not (isinstance(spec.Skv, int) and spec.Skv % config.BK == 0)
-        self.few_queries = not (isinstance(spec.Sq, int) and spec.Sq >= config.BM)
+        divides = isinstance(spec.Sq, int) and spec.Sq % config.BM == 0
+        self.moves_back = moves_back and not divides
+        self.few_queries = not divides and not (moves_back and isinstance(spec.Sq, int) and spec.Sq >= config.BM)
         self.row_type = tensor_type((config.BM,), "f32")
 
         self.sq, self.skv = self.dim(spec.Sq), self.dim(spec.Skv)
@@ -82,7 +86,7 @@ class Operands:
             self.key_limits = self.split_limits()
         bm = t.index(config.BM)
         self.m0 = t.arith("muli", wx, bm)
-        if not (isinstance(spec.Sq, int) and spec.Sq % config.BM == 0):
+        if self.moves_back:
             # The last workgroup moves back to end at the last query; rows shared with its neighbour come out the same.
             back = t.arith("maxsi", t.arith("subi", self.sq, bm), t.index(0))
             self.m0 = t.arith("minsi", self.m0, back)

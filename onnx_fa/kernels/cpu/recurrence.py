@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from onnx_fa.derive.loop import MAXIMUM, SCORE, Loop, Walk
@@ -23,24 +23,75 @@ from onnx_fa.spec.expr import ScoreExpr
 def visit_block(sweep: Sweep, kernel: BlockKernel, state: SoftmaxState, block: Block) -> SoftmaxState:
     """The state after a block of keys. Its sums and products are made by themselves first, which rounds less."""
     state, block = kernel.prepare(state, block)
+    return kernel.visit_parts(sweep, state, block)
+
+
+def visit_in_turn(sweep: Sweep, kernel: BlockKernel, state: SoftmaxState, block: Block) -> SoftmaxState:
+    """The state after a block of keys that was prepared has met one part of the queries after the other."""
     for part in kernel.parts:
-        state = _visit_part(sweep, kernel, state, block, part)
+        if needed := kernel.needs(part):
+            state = _visit_if(needed, sweep, kernel, state, block, part)
+        else:
+            state = _visit_part(sweep, kernel, state, block, part)
     return state
+
+
+def _visit_if(
+    needed: str, sweep: Sweep, kernel: BlockKernel, state: SoftmaxState, block: Block, part: slice
+) -> SoftmaxState:
+    """The same where there are queries of the part; of the state nothing else changes."""
+    return either_state(
+        kernel, needed, state, part, lambda: _visit_part(sweep, kernel, state, block, part), lambda: state
+    )
+
+
+def either_state(
+    kernel: BlockKernel,
+    condition: str,
+    state: SoftmaxState,
+    part: slice,
+    yes: Callable[[], SoftmaxState],
+    no: Callable[[], SoftmaxState],
+) -> SoftmaxState:
+    """The state behind one of two branches, which change the output, and of maxima and sums those of a part."""
+
+    def changed(state: SoftmaxState) -> list[str]:
+        return [state.acc, *state.best[part], *state.total[part]]
+
+    types = [kernel.types.acc, *[kernel.t.vec] * (len(changed(state)) - 1)]
+    acc, *vectors = kernel.t.either(condition, types, lambda: changed(yes()), lambda: changed(no()))
+    many = len(state.best[part])
+    best, total = replaced(state.best, part, vectors[:many]), replaced(state.total, part, vectors[many:])
+    return replace(state, acc=acc, best=best, total=total)
 
 
 def _visit_part(sweep: Sweep, kernel: BlockKernel, state: SoftmaxState, block: Block, part: slice) -> SoftmaxState:
     """The state after a block of keys has met the queries of some vectors."""
     scores, found = kernel.scores(state, block, part)
-    decay = sweep.decays(state.best[part], found) or [""] * len(range(*part.indices(kernel.types.sums)))
-    best = _replaced(state.best, part, found)
+    decay, best = grown(sweep, kernel, state, part, found)
     weights, sums = kernel.probabilities(sweep, replace(state, scores=scores, best=best), block, part)
-    updates = zip(state.total[part], decay[: len(sums)], sums, strict=True)
-    total = _replaced(state.total, part, [add_decayed(kernel.t, *update) for update in updates])
+    total = summed(kernel, state, part, decay, sums)
     state = replace(state, scores=weights, best=best, total=total)
     return kernel.add_values(state, decay, block, part) if sweep.walk.weight is not None else state
 
 
-def _replaced(vectors: tuple[str, ...], part: slice, new: Sequence[str]) -> tuple[str, ...]:
+def grown(
+    sweep: Sweep, kernel: BlockKernel, state: SoftmaxState, part: slice, found: Sequence[str]
+) -> tuple[list[str], tuple[str, ...]]:
+    """What a part's sums and output so far are multiplied by, as its maxima become those that were found; and all maxima."""
+    decay = sweep.decays(state.best[part], found) or [""] * len(range(*part.indices(kernel.types.sums)))
+    return decay, replaced(state.best, part, found)
+
+
+def summed(
+    kernel: BlockKernel, state: SoftmaxState, part: slice, decay: Sequence[str], sums: Sequence[str]
+) -> tuple[str, ...]:
+    """All sums, those of a part with a block's own."""
+    updates = zip(state.total[part], decay[: len(sums)], sums, strict=True)
+    return replaced(state.total, part, [add_decayed(kernel.t, *update) for update in updates])
+
+
+def replaced(vectors: tuple[str, ...], part: slice, new: Sequence[str]) -> tuple[str, ...]:
     made = list(vectors)
     made[part] = new
     return tuple(made)

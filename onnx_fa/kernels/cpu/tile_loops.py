@@ -11,7 +11,9 @@ from onnx_fa.spec.attention import LOWEST_STAT, EmptyRow, Stat
 from onnx_fa.spec.dtypes import F32_MAX
 
 
-def over_tiles(t: Lanes, queries: int, width: int, init: str, type_: str, body: Callable[[str, str, str], str]) -> str:
+def over_tiles(
+    t: Lanes, queries: int | str, width: int, init: str, type_: str, body: Callable[[str, str, str], str]
+) -> str:
     """body(row, column, tensor) for each W x W tile of BM x width; the last overlaps where W does not divide it, and
     reaches over the edge where the width is below W."""
     w = t.width
@@ -21,7 +23,8 @@ def over_tiles(t: Lanes, queries: int, width: int, init: str, type_: str, body: 
         out = t.loop((zero, whole, step), [(carried[0], type_)], lambda d, c: [body(row, d, c[0])])
         return [body(row, t.index(max(width - w, 0)), out[0])] if width % w else out
 
-    return t.loop((zero, t.index(queries), step), [(init, type_)], rows)[0]
+    end = t.index(queries) if isinstance(queries, int) else queries
+    return t.loop((zero, end, step), [(init, type_)], rows)[0]
 
 
 def over_rows(t: Lanes, queries: int, width: int, init: str, type_: str, body: Callable[[str, str, str], str]) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from onnx_fa.errors import UnsupportedError
-from onnx_fa.kernels.cpu.amx_kernel import STEP
 from onnx_fa.kernels.cpu.amx_products import check_tiles, copied_keys, tiled_pairs
 from onnx_fa.kernels.cpu.body import tile_body
 from onnx_fa.kernels.cpu.combine import splits_of
+from onnx_fa.kernels.cpu.tile_kernel import STEP
 from onnx_fa.kernels.cpu.tiles import VectorConfig, mask_tiles
 from onnx_fa.kernels.cpu.vector import FLAGS, STACK_BYTES, check_vector, dispatch_text, shown
 from onnx_fa.kernels.mlir.kernel import Kernel

@@ -13,6 +13,7 @@ from onnx_fa.kernels.cpu.combine import PARTS, combine_call, combine_executable,
 from onnx_fa.kernels.cpu.tiles import CpuTiles, VectorConfig, mask_tiles, operand_names, widens
 from onnx_fa.kernels.mlir.entry import KernelEntry, bound_argument, listed_types, tied_dims
 from onnx_fa.kernels.mlir.kernel import Kernel, check_operands
+from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.stored import check_packed, operand_shapes, operand_types
 from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, executable, tensor_type
 from onnx_fa.kernels.plan.folding import fold_queries
@@ -167,6 +168,7 @@ def _executable(body: AttentionBody, symbol: str) -> list[str]:
             (*x, "readonly")
             for x in zip(operand_names(spec), body.operands.stored_shapes, operand_types(spec), strict=True)
         ),
+        *((x.name, x.shape, x.element, "readwrite") for x in _kept(body)),
         *((*output, "writeonly") for output in body.operands.outputs),
     ]
     args, ties = list[str](), list[str]()
@@ -181,8 +183,13 @@ def _executable(body: AttentionBody, symbol: str) -> list[str]:
     workload, counts = ["%x", "%y", "%z"], list[str]()
     if isinstance(splits, int):
         workload, counts = workload[:2], [f"%z = arith.constant {splits} : index"]
-    helpers = (body.addresses.helper, body.addresses.keep) if body.addresses is not None else ((), "")
+    helpers = (body.helper.helper, body.helper.keep) if body.helper is not None else ((), "")
     return executable(symbol, workload, counts, args, [*ties, *body.render()], CPU_TRANSLATION, helpers)
+
+
+def _kept(body: AttentionBody) -> list[Operand]:
+    """What the dispatch reads and writes, behind its operands."""
+    return [x.operand for x in body.memory.all] if body.memory else []
 
 
 def _entry(site: AttentionSpec, body: AttentionBody, name: str, symbol: str) -> list[str]:
@@ -207,16 +214,22 @@ def _entry(site: AttentionSpec, body: AttentionBody, name: str, symbol: str) -> 
         if isinstance(d, str):
             heads = t.arith("muli", heads, body.operands.dims[d])
     shapes, elements = body.operands.stored_shapes, operand_types(spec)
+    kept = body.memory.all if body.memory else ()
+    taken = [x.take(t) for x in kept]
     values = [
         *entry.pass_operands(operand_shapes(site), shapes, elements),
+        *taken,
         *(entry.dims[d] for d in body.operands.dims),
     ]
     passed = [entry.typed(shape, element) for shape, element in zip(shapes, elements, strict=True)]
-    passed += [INDEX] * len(body.operands.dims)
+    passed += [*(x.type for x in _kept(body)), *[INDEX] * len(body.operands.dims)]
     groups = ", ".join([blocks, heads, *workload])
     call = f"flow.dispatch @{symbol}::@{symbol}[{groups}]({', '.join(values)}) : ({', '.join(passed)})"
     outputs = [entry.typed(shape, element) for _, shape, element in body.operands.outputs]
-    made = t.several(f"{call} -> {listed_types(outputs)}", len(outputs))
+    made = t.several(f"{call} -> {listed_types([*taken, *outputs])}", len(taken) + len(outputs))
+    for x, left in zip(kept, made, strict=False):
+        x.give_back(t, left)
+    made = made[len(kept) :]
     if body.operands.has_parts:
         made = [combine_call(t, spec, f"{name}_combine", made, outputs, entry.dims.get(PARTS))]
     results = [

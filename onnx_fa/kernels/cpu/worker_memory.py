@@ -37,17 +37,20 @@ class Kept:
 
 @dataclass(frozen=True)
 class WorkerMemory:
-    """So many slots, and who has them (slots.py)."""
+    """So many slots, and who has them (slots.py); `owner` begins the names of its globals, the dispatch's where it is not that of
+    all."""
 
     count: int
+    slot_bytes: int = SLOT_BYTES
+    owner: str = "worker"
 
     @property
     def taken(self) -> Kept:
-        return Kept(Operand("%taken", (self.count,), "i32"), "worker_slots")
+        return Kept(Operand("%taken", (self.count,), "i32"), f"{self.owner}_slots")
 
     @property
     def memory(self) -> Kept:
-        return Kept(Operand("%memory", (self.count, SLOT_BYTES // 4), "f32"), "worker_memory")
+        return Kept(Operand("%memory", (self.count, self.slot_bytes // 4), "f32"), f"{self.owner}_memory")
 
     @property
     def all(self) -> Sequence[Kept]:

@@ -17,20 +17,32 @@ EXP2_POWERS = (
 )
 """2^x on [-1/2, 1/2], lowest power first: minimax fit of the relative error, 1.7e-7 in f32 arithmetic. The first is held at 1: 2^0
 must be exact, for it is the factor of every block that brings no new maximum."""
+WHOLE_EXP2_POWERS = (
+    1.0,
+    0.6931513118234252,
+    0.24016444993681407,
+    0.0557999138798095,
+    0.009017029253313507,
+    0.0018671305697957547,
+)
+"""2^x on [0, 1], with a relative error of 1.5e-7 in f32 arithmetic, fitted the same way: for numbers whose whole part an
+instruction takes off, which rounds down."""
 ROUGH_EXP2_POWERS = (1.0, 0.6951166307279054, 0.22764497750173107, 0.07706724029949892)
 """2^x on [0, 1] with a relative error of 8.6e-5, for numbers that are rounded to bf16 (3.9e-3 from one to the next) before they are
 used. The first is held at 1 as well."""
 NEAREST_INT = 12582912.0
 """1.5 * 2^23: adding it to |x| < 2^22 in f32 leaves x rounded to a whole number in the low bits."""
 
-Exp2 = Literal["polynomial", "avx512", "compiler"]
+Exp2 = Literal["polynomial", "rough", "compiler"]
+_OF_AVX512 = 16
+"""Lanes."""
 _FLOOR, _AS_SET = 1, 4
 """How instructions round: down, or as the processor is set."""
 
 
 class Lanes(Text):
     """Operations on vectors of `width` lanes: f32 (`vec`), i32 (`ivec`), i1 (`bvec`). `exp2_by`: by whom exp2 is computed: by a
-    polynomial written here, by a rough one between two instructions of AVX-512 (16 lanes), or by the compiler."""
+    polynomial written here, by a rough one (16 lanes), or by the compiler."""
 
     fma = "vector.fma"
 
@@ -99,12 +111,12 @@ class Lanes(Text):
         """2^x for x <= 0: exactly 0 at -inf, and below -126 (of rough ones, below -149); NaN stays NaN.
 
         x = n + r with n an integer: a polynomial gives 2^r, and n, added to its exponent bits, scales it. n comes from
-        adding 1.5 * 2^23, which leaves it in the low bits of the sum.
+        adding 1.5 * 2^23, which leaves it in the low bits of the sum. AVX-512 has instructions for both.
         """
         if self.exp2_by == "compiler":
             return self.vop("math.exp2", x)
-        if self.exp2_by == "avx512":
-            return self._rough_exp2(x)
+        if self.width == _OF_AVX512:
+            return self._whole_exp2(x)
         rounded = self.vop("arith.addf", x, self.splat(NEAREST_INT))
         r = self.vop("arith.subf", x, self.vop("arith.subf", rounded, self.splat(NEAREST_INT)))
         p = self.polynomial(r, EXP2_POWERS)
@@ -113,14 +125,20 @@ class Lanes(Text):
         scaled = self.let(f"arith.bitcast {self.arith('addi', bits, n, self.ivec)} : {self.ivec} to {self.vec}")
         return self.select(self.compare("olt", x, self.splat(-126.0)), self.splat(0.0), scaled)
 
-    def _rough_exp2(self, x: str) -> str:
+    def _whole_exp2(self, x: str) -> str:
         """vreduceps takes the part of x behind the point, and vscalefps scales a power of it by 2^floor(x)."""
         part = self._masked("reduce", [(x, self.vec), (self.constant(str(_FLOOR), "i32"), "i32")])
-        return self._masked("scalef", [(self.polynomial(part, ROUGH_EXP2_POWERS), self.vec), (x, self.vec)])
+        if self.exp2_by == "rough":
+            return self._masked("scalef", [(self.polynomial(part, ROUGH_EXP2_POWERS), self.vec), (x, self.vec)])
+        # What is not less is computed, NaN too: numbers below the least normal one take processors a hundred times as long.
+        lanes = self.let(f"vector.bitcast {self.compare('uge', x, self.splat(-126.0))} : {self.bvec} to vector<1xi16>")
+        lanes = self.let(f"vector.extract {lanes}[0] : i16 from vector<1xi16>")
+        power = self.polynomial(part, WHOLE_EXP2_POWERS)
+        return self._masked("scalef", [(power, self.vec), (x, self.vec)], lanes)
 
-    def _masked(self, name: str, operands: list[tuple[str, str]]) -> str:
-        """An instruction of AVX-512 in all lanes, in the processor's own way of rounding."""
-        operands = [*operands, (self.splat(0.0), self.vec), (self.constant("-1", "i16"), "i16")]
+    def _masked(self, name: str, operands: list[tuple[str, str]], lanes: str = "") -> str:
+        """An instruction of AVX-512 in all lanes, or in some, as bits, the others 0; in the processor's own way of rounding."""
+        operands = [*operands, (self.splat(0.0), self.vec), (lanes or self.constant("-1", "i16"), "i16")]
         values, types = zip(*operands, (self.constant(str(_AS_SET), "i32"), "i32"), strict=True)
         op = f'llvm.call_intrinsic "llvm.x86.avx512.mask.{name}.ps.512"({", ".join(values)})'
         return self.let(f"{op} : ({', '.join(types)}) -> {self.vec}")
