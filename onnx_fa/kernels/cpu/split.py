@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 
@@ -31,6 +32,8 @@ _KEYS_OF_ANY_NUMBER = 128
 """With fewer, the last block, which takes longer, is a large part of all."""
 _MOST_QUERIES = 224
 """Of a workgroup that may have less."""
+_HELPERS = "helpers_of_this_text"
+"""How functions beside a dispatch's own are named until its text is known."""
 _SLOTS_OF_A_WORKER = 2
 """For a run with some more workers than a program is made for."""
 _SCORE, _SPLIT = 1.0, 0.3
@@ -130,8 +133,11 @@ def emit_with(spec: AttentionSpec, target: Target, name: str, config: VectorConf
         raise UnsupportedError(f"AMX of f32: tiles need {needed} of {STACK_BYTES} bytes of stack")
     splits = splits_of(spec, config.BM, target)
     memory = WorkerMemory(_SLOTS_OF_A_WORKER * max(_workers(target)), SplitLayout(spec, config).bytes, name)
-    body = split_body(spec, config, f"{name}_attention", memory, splits, target.off)
+    body = split_body(spec, config, _HELPERS, memory, splits, target.off)
     text = memory.text + dispatch_text(site, body, name)
+    # Kernels that differ in the names of free lengths alone stay equal, so that the compiler makes one of them.
+    own = hashlib.sha256(text.replace(name, "").encode()).hexdigest()[:10]
+    text = text.replace(_HELPERS, f"split_{own}")
     return Kernel(name, text, "split", site, shown(config, splits), FLAGS)
 
 
