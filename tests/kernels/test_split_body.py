@@ -75,7 +75,7 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test_case(compiled: tuple[list[Kernel], Kernels], index: int) -> None:
     """Within f32's tolerance, adversarial operands too."""
     spec, kernel = list(CASES.values())[index], compiled[0][index]
-    assert kernel.body == "split" and not kernel.lossy
+    assert kernel.body == "split" and not kernel.lossy and kernel.tuning.startswith("built in: ")
     for size in SIZES if spec.symbols else [{}]:
         bound = spec.bind(size)
         for adversarial in (False, True):

@@ -32,6 +32,7 @@ _KEYS_OF_ANY_NUMBER = 128
 """With fewer, the last block, which takes longer, is a large part of all."""
 _MOST_QUERIES = 224
 """Of a workgroup that may have less."""
+_RULE = "built in: those by which workers get done first, by what splitting and multiplying cost"
 _HELPERS = "helpers_of_this_text"
 """How functions beside a dispatch's own are named until its text is known."""
 _SLOTS_OF_A_WORKER = 2
@@ -138,7 +139,7 @@ def emit_with(spec: AttentionSpec, target: Target, name: str, config: VectorConf
     # Kernels that differ in the names of free lengths alone stay equal, so that the compiler makes one of them.
     own = hashlib.sha256(text.replace(name, "").encode()).hexdigest()[:10]
     text = text.replace(_HELPERS, f"split_{own}")
-    return Kernel(name, text, "split", site, shown(config, splits), FLAGS)
+    return Kernel(name, text, "split", site, shown(config, splits), FLAGS, _RULE)
 
 
 def _workers(target: Target) -> tuple[int, ...]:

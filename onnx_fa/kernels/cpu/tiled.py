@@ -17,6 +17,7 @@ from onnx_fa.spec.target import Target
 
 _TILES = ((128, 128), (128, 64), (64, 96), (64, 64), (96, 32), (64, 32), (32, 32))
 """Queries of a workgroup and keys of a block, the fastest first where they fit."""
+_RULE = "built in: the largest that fit"
 
 
 def tiled_stack_bytes(spec: AttentionSpec, config: VectorConfig) -> int:
@@ -53,4 +54,4 @@ def emit_tiled(spec: AttentionSpec, target: Target, name: str, config: VectorCon
     splits = splits_of(spec, config.BM, target)
     body = tile_body(spec, config, f"{name}_attention", splits, target.off)
     lossy = target.lossy if spec.dtype != "bf16" else ""
-    return Kernel(name, dispatch_text(site, body, name), "amx", site, shown(config, splits), FLAGS, "", lossy)
+    return Kernel(name, dispatch_text(site, body, name), "amx", site, shown(config, splits), FLAGS, _RULE, lossy)
