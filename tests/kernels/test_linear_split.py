@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from onnx_fa.iree.run import load_module, tool_path
-from onnx_fa.kernels.cpu import amx, linear, linear_share, split_products
+from onnx_fa.kernels.cpu import amx, linear_share, split_products, workgroups
 from onnx_fa.kernels.cpu.linear import body_name, emit_linear, tiles_for
 from onnx_fa.kernels.cpu.linear_share import LEAST_ROWS, MOST_PANELS, MOST_ROWS, can_split, panels_by_blocks, share_of
 from onnx_fa.kernels.cpu.split_products import PARTS, split_pair
@@ -262,7 +262,7 @@ def test_three_parts_are_the_number(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_share, "LEAST_PRODUCTS", 20e6)
     monkeypatch.setattr(linear_share, "MOST_WORKERS", 4)
-    monkeypatch.setattr(linear, "WORKERS", (2,))
+    monkeypatch.setattr(workgroups, "WORKERS", (2,))
     many = LinearSpec((512,), 768, 768, "f32")
     assert can_split(many, (4,)) and not can_split(many, (2, 8))
     assert body_name(many, AMX) == "linear_split"

@@ -18,7 +18,7 @@ from onnx_fa.kernels.cpu.linear_tiles import ByteTiles, PairTiles
 from onnx_fa.kernels.cpu.linear_words import WidenedBytes, WidenedPairs
 from onnx_fa.kernels.cpu.row_dispatch import RowEntry, joined, tile_height
 from onnx_fa.kernels.cpu.worker_memory import TEXT_NAME, Kept, WorkerMemory
-from onnx_fa.kernels.cpu.workgroups import WORKERS
+from onnx_fa.kernels.cpu.workgroups import workers_of
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.tiles.origin import UNKNOWN, Origin, built_in, measured
 from onnx_fa.spec.linear import LinearSpec, in_a_word, linear_name
@@ -131,7 +131,7 @@ def _tiles_by_rule(spec: LinearSpec, target: Target) -> LinearTiles:
     most = 8 if target.has_many_registers else 6
     rows = spec.rows
     if _is_split(spec, target):
-        share = share_of(spec, _workers(target))
+        share = share_of(spec, workers_of(target))
         return LinearTiles(target.lanes, most, 4, share.rows // most, share.panels)
     if _is_tiled(spec, target):
         tall = most if rows is None else min(most, rows)
@@ -159,7 +159,7 @@ def _is_tiled(spec: LinearSpec, target: Target) -> bool:
 
 def _is_split(spec: LinearSpec, target: Target) -> bool:
     """Whether AMX makes the products of f32, where it is granted, of numbers that are split into three of bf16."""
-    return target.amx and can_split(spec, _workers(target))
+    return target.amx and can_split(spec, workers_of(target))
 
 
 def _is_staged(spec: LinearSpec, target: Target) -> bool:
@@ -217,14 +217,9 @@ def emit_dispatch(spec: LinearSpec, target: Target, symbol: str) -> Dispatch:
 
 
 def _dispatch_of(spec: LinearSpec, target: Target, tiles: LinearTiles, symbol: str) -> Dispatch:
-    body = _body_of(spec, target)(spec, tiles, _workers(target))
+    body = _body_of(spec, target)(spec, tiles, workers_of(target))
     executable = joined(body.executable(symbol))
     return Dispatch(symbol, executable, operands_of(spec), outputs_of(spec), body.memory)
-
-
-def _workers(target: Target) -> tuple[int, ...]:
-    """The numbers of workers that a site is made for."""
-    return (target.cores,) if target.cores else WORKERS
 
 
 def _body_of(spec: LinearSpec, target: Target) -> type[LinearBody]:

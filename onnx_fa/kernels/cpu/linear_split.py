@@ -19,20 +19,19 @@ from onnx_fa.kernels.cpu.amx import ROWS, Tile, TileUnit
 from onnx_fa.kernels.cpu.linear_ahead import AheadBody, fetch_line
 from onnx_fa.kernels.cpu.linear_body import LinearTiles
 from onnx_fa.kernels.cpu.linear_share import PAIR, PANEL, Share, least_rows, panels_by_blocks
-from onnx_fa.kernels.cpu.pointers import behind, load_vector, moved, pointer_at, store_vector
-from onnx_fa.kernels.cpu.row_dispatch import load, store
-from onnx_fa.kernels.cpu.slots import Slots
+from onnx_fa.kernels.cpu.pointers import LINE, behind, load_vector, moved, pointer_at, store_vector
+from onnx_fa.kernels.cpu.slots import Slots, take_slot
 from onnx_fa.kernels.cpu.split_products import (
     LARGEST,
-    MAGNITUDE,
     PARTS,
     STEP,
     TILE_BYTES,
     add_split_product,
     bits_of,
+    magnitude_of,
     split_pair,
 )
-from onnx_fa.kernels.cpu.worker_memory import SLOT_BYTES, WorkerMemory
+from onnx_fa.kernels.cpu.worker_memory import SLOT_BYTES, SLOTS_OF_A_WORKER, WorkerMemory
 from onnx_fa.spec.linear import LinearSpec
 
 _DEEP, _PARTS_OF_ROWS = 24, 3 << 18
@@ -40,10 +39,7 @@ _DEEP, _PARTS_OF_ROWS = 24, 3 << 18
 cache are read again for each panel, and beside them it has x and the weight to hold."""
 _LEAST = 2.0**-64
 """The least sum of numbers up to 2^24 of which what AMX takes for zeros is no part that counts (split_products.py)."""
-_SLOTS_OF_A_WORKER = 2
-"""For a run with some more workers than a program is made for."""
-_LINE = 64
-_LINES = STEP * 4 * PANEL // _LINE
+_LINES = STEP * 4 * PANEL // LINE
 """Lines of memory that a step of a panel takes."""
 _SECOND_CACHE = 2
 _DOWN, _ACROSS = PAIR // ROWS, 2
@@ -68,13 +64,13 @@ class SplitBody(AheadBody):
         self.parts_of_panel = _ACROSS * self.row_bytes
         self.sum_bytes = 4 * PANEL * self.high
         self.bytes_of_sums = waiting * self.sum_bytes
-        largest = _LINE * (self.high // ROWS + waiting)
+        largest = LINE * (self.high // ROWS + waiting)
         needed = self.parts_of_rows + self.parts_of_panel + self.bytes_of_sums + largest
         if needed > SLOT_BYTES:
             raise UnsupportedError(f"AMX, linear site: {needed} of {SLOT_BYTES} bytes of a slot")
 
     def executable(self, symbol: str) -> list[str]:
-        self.memory = WorkerMemory(_SLOTS_OF_A_WORKER * max(self.shared.workers))
+        self.memory = WorkerMemory(SLOTS_OF_A_WORKER * max(self.shared.workers))
         self.slots = Slots(symbol, self.memory.count)
         self.places = Addresses(symbol)
         self.addresses = Helpers((self.places, self.slots))
@@ -90,25 +86,18 @@ class SplitBody(AheadBody):
 
     def _begin(self) -> None:
         assert self.memory
-        t, slots = self.t, self.memory.memory.operand
-        self.claim = self.slots.claim(t)
-        self.place = [self.claim.slot, "0"], (1, *slots.shape[1:])
-        self.slot = load(t, slots, "readwrite", *self.place)
+        t = self.t
+        self.slot = take_slot(t, self.slots, self.memory.memory.operand)
         self.x_at, self.w_at = (self.places.of(t, *self.loaded[name]) for name in ("%x", "%w"))
-        self.seen_at = self.places.of(t, *self.slot)
+        self.seen_at = self.places.of(t, self.slot.value, self.slot.type)
         self.panel_parts_at = self._behind(self.seen_at, self.parts_of_rows)
         self.sums_at = self._behind(self.panel_parts_at, self.parts_of_panel)
         self.largest_at = self._behind(self.sums_at, self.bytes_of_sums)
         self.unit = TileUnit(t)
 
     def _end(self) -> None:
-        assert self.memory
-        t = self.t
         self.unit.release()
-        # What is only read and stored would pass for a copy.
-        left = t.insert(t.f32(0.0), *self.slot, t.index(0), t.index(0))
-        store(t, left, self.slot[1], self.memory.memory.operand, *self.place, access="readwrite")
-        self.slots.free(t, self.claim, self.last, self.y_type)
+        self.slot.leave(self.t, self.last, self.y_type)
 
     def _results(
         self, results: Sequence[str], types: Sequence[str], rows: tuple[str, str], panels: tuple[str, str]
@@ -179,7 +168,7 @@ class SplitBody(AheadBody):
         def tile(m: str) -> None:
             top = t.arith("addi", self.own_rows[0], m)
             number = t.arith("divui", m, t.index(ROWS))
-            to, largest = self._moved(self.seen_at, number, self.row_bytes), self._moved(self.largest_at, number, _LINE)
+            to, largest = self._moved(self.seen_at, number, self.row_bytes), self._moved(self.largest_at, number, LINE)
             self._begin_largest(largest)
 
             def step(s: str, n: int) -> None:
@@ -188,7 +177,7 @@ class SplitBody(AheadBody):
                 def row(r: str) -> None:
                     at = self._moved(source, t.arith("minsi", t.arith("addi", top, r), last), 4 * K)
                     for line in range(2):
-                        fetch_line(t, self._at(at, 8 * STEP + line * _LINE), hint=_SECOND_CACHE)
+                        fetch_line(t, self._at(at, 8 * STEP + line * LINE), hint=_SECOND_CACHE)
                     low, high = (self._load(at, 4 * t.width * i, n - t.width * i) for i in range(2))
                     self._note_largest(largest, low, high)
                     for part, words in enumerate(split_pair(t, low, high)):
@@ -205,10 +194,10 @@ class SplitBody(AheadBody):
         t, K, row = self.t, self.spec.K, 4 * PANEL
         first = self._moved(self._moved(self.w_at, panel, row * K), self.start, row * STEP)
         self.next_panel = self._behind(first, row * K)
-        self.largest_of_panel = self._behind(self.largest_at, _LINE * (self.high // ROWS))
+        self.largest_of_panel = self._behind(self.largest_at, LINE * (self.high // ROWS))
         if self.blocks > 1:
             own = t.arith("subi", panel, self.first_panel)
-            self.largest_of_panel = self._moved(self.largest_of_panel, own, _LINE)
+            self.largest_of_panel = self._moved(self.largest_of_panel, own, LINE)
         self._begin_largest(self.largest_of_panel)
 
         def step(s: str, n: int) -> None:
@@ -244,13 +233,11 @@ class SplitBody(AheadBody):
         """Keeps the larger magnitudes of these and those that are noted, whose order is that of their bits."""
         t, largest = self.t, self._load_bits(at)
         for x in numbers:
-            largest = t.arith(
-                "maxsi", largest, t.arith("andi", bits_of(t, x), t.dense(str(MAGNITUDE), "i32"), t.ivec), t.ivec
-            )
+            largest = t.arith("maxsi", largest, magnitude_of(t, x), t.ivec)
         self._store(largest, t.ivec, at, 0)
 
     def _load_bits(self, at: str) -> str:
-        return bits_of(self.t, self._load(at, 0, aligned=_LINE))
+        return bits_of(self.t, self._load(at, 0, aligned=LINE))
 
     def _panel_block(self, panel: str, column: str, y: str) -> str:
         """y with a block of a panel's products, where it is the last; others leave their sums."""
@@ -285,12 +272,12 @@ class SplitBody(AheadBody):
         first = self._moved(self.seen_at, tile, self.row_bytes)
         rows = [self._behind(first, i * self.row_bytes) for i in range(down)]
         fetched = -(-_LINES * PAIR // self.high)
-        ahead = self._moved(self.next_panel, tile, fetched * _LINE // _DOWN)
+        ahead = self._moved(self.next_panel, tile, fetched * LINE // _DOWN)
 
         def step(s: str) -> None:
-            at = self._moved(ahead, s, _LINES * _LINE)
+            at = self._moved(ahead, s, _LINES * LINE)
             for i in range(fetched):
-                fetch_line(t, self._at(at, i * _LINE), hint=_SECOND_CACHE)
+                fetch_line(t, self._at(at, i * LINE), hint=_SECOND_CACHE)
             lefts = [self._moved(at, s, PARTS * TILE_BYTES) for at in rows]
             add_split_product(t, lefts, self._moved(self.panel_parts_at, s, PARTS * _ACROSS * TILE_BYTES), _ACROSS)
 
@@ -360,7 +347,7 @@ class SplitBody(AheadBody):
         second = t.arith("minsi", t.shifted(first, 1), last)
         largest = self._load_bits(self.largest_of_panel)
         for tile in (first, second):
-            largest = t.arith("maxsi", largest, self._load_bits(self._moved(self.largest_at, tile, _LINE)), t.ivec)
+            largest = t.arith("maxsi", largest, self._load_bits(self._moved(self.largest_at, tile, LINE)), t.ivec)
         return t.let(f"arith.cmpi sle, {largest}, {t.dense(str(LARGEST), 'i32')} : {t.ivec}")
 
     def _moved(self, pointer: str, index: str, by: int) -> str:

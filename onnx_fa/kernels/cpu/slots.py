@@ -111,6 +111,41 @@ class Slots(Zeros):
         store(t, taken, x.type, x, ["0"], x.shape, access="readwrite")
 
 
+@dataclass(frozen=True)
+class OwnSlot:
+    """A workgroup's slot of the memory that workers keep: the `value` of the memory's part that it is, and its `type`."""
+
+    slots: Slots
+    memory: Operand
+    claim: Claim
+    value: str
+    type: str
+
+    @property
+    def place(self) -> tuple[list[str], tuple[int, ...]]:
+        """Where it is in the memory, and how much of it."""
+        return _place(self.claim, self.memory)
+
+    def leave(self, t: Text, last: str, last_type: str) -> None:
+        """Gives it back behind everything that made `last`, a tensor of f32."""
+        # What is only read and stored would pass for a copy.
+        left = t.insert(t.f32(0.0), self.value, self.type, t.index(0), t.index(0))
+        store(t, left, self.type, self.memory, *self.place, access="readwrite")
+        self.slots.free(t, self.claim, last, last_type)
+
+
+def take_slot(t: Text, slots: Slots, memory: Operand) -> OwnSlot:
+    """Takes a slot of the memory, which has as many."""
+    claim = slots.claim(t)
+    return OwnSlot(slots, memory, claim, *load(t, memory, "readwrite", *_place(claim, memory)))
+
+
+def _place(claim: Claim, memory: Operand) -> tuple[list[str], tuple[int, ...]]:
+    _, numbers = memory.shape
+    assert isinstance(numbers, int)
+    return [claim.slot, "0"], (1, numbers)
+
+
 def own_processor() -> list[str]:
     """The number of the processor that runs this, which Linux leaves where `rdtscp` reads it, in its lower 12 bits. A worker that
     stays on one gets the slot again that it had in the dispatch before, where nothing else has it: what it wrote there is still in

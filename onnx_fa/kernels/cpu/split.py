@@ -16,8 +16,8 @@ from onnx_fa.kernels.cpu.split_operands import SplitLayout
 from onnx_fa.kernels.cpu.tile_kernel import STEP
 from onnx_fa.kernels.cpu.tiles import VectorConfig, mask_tiles
 from onnx_fa.kernels.cpu.vector import FLAGS, STACK_BYTES, check_vector, dispatch_text, shown
-from onnx_fa.kernels.cpu.worker_memory import WorkerMemory
-from onnx_fa.kernels.cpu.workgroups import WORKERS, busiest
+from onnx_fa.kernels.cpu.worker_memory import SLOTS_OF_A_WORKER, WorkerMemory
+from onnx_fa.kernels.cpu.workgroups import busiest, workers_of
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.kernels.plan.folding import fold_queries
 from onnx_fa.spec.attention import AttentionSpec
@@ -35,8 +35,6 @@ _MOST_QUERIES = 224
 _RULE = "built in: those by which workers get done first, by what splitting and multiplying cost"
 _HELPERS = "helpers_of_this_text"
 """How functions beside a dispatch's own are named until its text is known."""
-_SLOTS_OF_A_WORKER = 2
-"""For a run with some more workers than a program is made for."""
 _SCORE, _SPLIT = 1.0, 0.3
 """What a key takes of time: for each query, and to split each number of it and of its value."""
 _GROUP = 1000.0
@@ -118,7 +116,7 @@ def emit_split(spec: AttentionSpec, target: Target, name: str) -> Kernel:
     check_vector(spec, target)
     if not target.amx or target.kernels != "auto":
         raise UnsupportedError(f"AMX of f32: target {target.name} has none, or kernels were chosen")
-    if max(_workers(target)) > MOST_WORKERS:
+    if max(workers_of(target)) > MOST_WORKERS:
         raise UnsupportedError(f"AMX of f32: more than {MOST_WORKERS} workers")
     check_lengths(fold_queries(spec, merge=target.has(Switch.FOLDING)))
     return emit_with(spec, target, name)
@@ -129,18 +127,14 @@ def emit_with(spec: AttentionSpec, target: Target, name: str, config: VectorConf
     not carry."""
     site, spec = spec, fold_queries(spec, merge=target.has(Switch.FOLDING))
     check_split(spec)
-    config = config or split_config(spec, _workers(target))
+    config = config or split_config(spec, workers_of(target))
     if (needed := split_stack_bytes(spec, config)) > STACK_BYTES:
         raise UnsupportedError(f"AMX of f32: tiles need {needed} of {STACK_BYTES} bytes of stack")
     splits = splits_of(spec, config.BM, target)
-    memory = WorkerMemory(_SLOTS_OF_A_WORKER * max(_workers(target)), SplitLayout(spec, config).bytes, name)
+    memory = WorkerMemory(SLOTS_OF_A_WORKER * max(workers_of(target)), SplitLayout(spec, config).bytes, name)
     body = split_body(spec, config, _HELPERS, memory, splits, target.off)
     text = memory.text + dispatch_text(site, body, name)
     # Kernels that differ in the names of free lengths alone stay equal, so that the compiler makes one of them.
     own = hashlib.sha256(text.replace(name, "").encode()).hexdigest()[:10]
     text = text.replace(_HELPERS, f"split_{own}")
     return Kernel(name, text, "split", site, shown(config, splits), FLAGS, _RULE)
-
-
-def _workers(target: Target) -> tuple[int, ...]:
-    return (target.cores,) if target.cores else WORKERS

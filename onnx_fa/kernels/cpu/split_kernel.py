@@ -22,8 +22,7 @@ from onnx_fa.kernels.cpu.masks import ScoreTerms
 from onnx_fa.kernels.cpu.pointers import behind, moved
 from onnx_fa.kernels.cpu.products import FusedProducts
 from onnx_fa.kernels.cpu.recurrence import either_state, grown, summed, visit_in_turn
-from onnx_fa.kernels.cpu.row_dispatch import load, store
-from onnx_fa.kernels.cpu.slots import Slots
+from onnx_fa.kernels.cpu.slots import Slots, take_slot
 from onnx_fa.kernels.cpu.split_operands import SplitLayout, SplitOperands
 from onnx_fa.kernels.cpu.split_products import HALVES, PARTS, TILE_BYTES, add_split_products
 from onnx_fa.kernels.cpu.state import Block, SoftmaxState
@@ -75,13 +74,10 @@ class SplitKernel(TileKernel):
 
     def load_queries(self) -> None:
         t = self.t
-        self.claim = self.slots.claim(t)
-        slots = self.memory.memory.operand
-        self.place = [self.claim.slot, "0"], (1, *slots.shape[1:])
-        self.slot = load(t, slots, "readwrite", *self.place)
+        self.slot = take_slot(t, self.slots, self.memory.memory.operand)
         super().load_queries()
         self.sums_at, self.next_scores = self.unit.pointer(self.sums, self.sums_type), t.empty(self.types.scores)
-        self.parts_of = SplitOperands(self.operands, self.factor, self.places.of(t, *self.slot))
+        self.parts_of = SplitOperands(self.operands, self.factor, self.places.of(t, self.slot.value, self.slot.type))
         many = self.unit.granted
         if self.operands.few_queries:
             enough = t.test("sge", self.operands.rows, t.index(min(LEAST_QUERIES, self.config.BM - STEP + 1)))
@@ -332,10 +328,6 @@ class SplitKernel(TileKernel):
         return fma_tile(t, self.product.multiply, columns, keys, unroll, scores, self.types.scores, zeros)
 
     def finish_output(self, state: SoftmaxState, inverse: Callable[[str], str]) -> str:
-        t = self.t
         made = super().finish_output(state, inverse)
-        # What is only read and stored would pass for a copy.
-        left = t.insert(t.f32(0.0), *self.slot, t.index(0), t.index(0))
-        store(t, left, self.slot[1], self.memory.memory.operand, *self.place, access="readwrite")
-        self.slots.free(t, self.claim, made, self.operands.out.type)
+        self.slot.leave(self.t, made, self.operands.out.type)
         return made

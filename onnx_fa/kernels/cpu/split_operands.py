@@ -19,13 +19,12 @@ from onnx_fa.kernels.cpu.amx import ROWS
 from onnx_fa.kernels.cpu.key_rows import passes_last_key, row_at
 from onnx_fa.kernels.cpu.operands import Operands
 from onnx_fa.kernels.cpu.pointers import behind, moved, store_vector
-from onnx_fa.kernels.cpu.split_products import LARGEST, MAGNITUDE, PARTS, STEP, TILE_BYTES, bits_of, split_pair
+from onnx_fa.kernels.cpu.split_products import LARGEST, PARTS, STEP, TILE_BYTES, magnitude_of, split_pair
 from onnx_fa.kernels.cpu.state import Block, Slab
+from onnx_fa.kernels.cpu.tile_kernel import ACROSS
 from onnx_fa.kernels.cpu.tiles import CpuTiles
 from onnx_fa.spec.attention import AttentionSpec
 
-ACROSS = 2
-"""Tiles of queries side by side."""
 _SMALLEST = 0x0D800000
 """The bits of 2^-100: of smaller values AMX takes parts that count for zeros."""
 _ROW_BYTES = 64
@@ -226,20 +225,16 @@ class SplitOperands:
         for i, words in enumerate(parts):
             store_vector(self.t, words, self.t.ivec, pointer, i * apart + row * _ROW_BYTES)
 
-    def _magnitude(self, x: str) -> str:
-        t = self.t
-        return t.arith("andi", bits_of(t, x), t.dense(str(MAGNITUDE), "i32"), t.ivec)
-
     def _larger(self, largest: str, *numbers: str) -> str:
         """The largest magnitudes so far, whose order is that of their bits."""
         for x in numbers:
-            largest = self.t.arith("maxsi", largest, self._magnitude(x), self.t.ivec)
+            largest = self.t.arith("maxsi", largest, magnitude_of(self.t, x), self.t.ivec)
         return largest
 
     def _smaller(self, least: str, x: str) -> str:
         """The least magnitudes so far but zeros', each less one."""
         t = self.t
-        less = t.arith("addi", self._magnitude(x), t.dense("-1", "i32"), t.ivec)
+        less = t.arith("addi", magnitude_of(self.t, x), t.dense("-1", "i32"), t.ivec)
         return t.arith("minui", least, less, t.ivec)
 
     def _is_ordinary(self, largest: str) -> str:

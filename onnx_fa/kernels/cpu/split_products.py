@@ -35,7 +35,7 @@ TILE_BYTES = 1024
 _ROW_BYTES = 64
 _MULTIPLIED = ((2, 0), (1, 0), (1, 1), (0, 1), (0, 2), (0, 0))
 """Which parts of the left factor meet which of the right, in an order in which most stay where they are loaded."""
-MAGNITUDE, LARGEST = 0x7FFFFFFF, 0x4B800000
+_MAGNITUDE, LARGEST = 0x7FFFFFFF, 0x4B800000
 """The bits of a number but its sign, and those of 2^24: larger ones are not split."""
 _HALF, _UPPER = 0x8000, -0x10000
 """Half of the last place that a bf16 has, and its bits, of those of an f32 as an i32."""
@@ -54,6 +54,11 @@ def split_pair(t: Lanes, low: str, high: str, *, cut: bool = False) -> list[str]
 def bits_of(t: Lanes, x: str) -> str:
     """A vector of f32 as whole numbers of 32 bits."""
     return t.let(f"vector.bitcast {x} : {t.vec} to {t.ivec}")
+
+
+def magnitude_of(t: Lanes, x: str) -> str:
+    """The bits of numbers without their signs, whose order is that of their magnitudes."""
+    return t.arith("andi", bits_of(t, x), t.dense(str(_MAGNITUDE), "i32"), t.ivec)
 
 
 def _floats(t: Lanes, bits: str) -> str:

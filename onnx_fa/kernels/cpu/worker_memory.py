@@ -15,6 +15,8 @@ from onnx_fa.kernels.mlir.text import Text
 
 SLOT_BYTES = 2 << 20
 """As large as the second cache of the processors that have tiles."""
+SLOTS_OF_A_WORKER = 2
+"""For a run with some more workers than a program is made for."""
 TEXT_NAME = "worker_memory"
 """By which kernels hand out the text of the globals: a program has it once."""
 

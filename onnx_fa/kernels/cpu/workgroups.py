@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+from onnx_fa.spec.target import Target
+
 RESERVED = 8
 """Workgroups that a worker takes at a time where there are so many for each."""
 WORKERS = (2, 4, 8, 16)
@@ -21,6 +23,11 @@ _MANY = 16
 """Blocks of rows up to which other numbers of panels are considered."""
 _GAIN = 0.92
 """The part of the time that another number of panels must get by with."""
+
+
+def workers_of(target: Target) -> tuple[int, ...]:
+    """The numbers of workers that a site is made for."""
+    return (target.cores,) if target.cores else WORKERS
 
 
 @dataclass(frozen=True)
