@@ -17,6 +17,13 @@
 // CHECK-NEXT: vector.fma
 // CHECK: vector.transfer_write {{.+}} tensor<64x32xf32>
 // CHECK: llvm.x86.avx512.mask.scalef.ps.512
+// The head dims of V that a turn reads are hidden anew, then displaced.
+// CHECK: scf.for
+// CHECK: scf.for
+// CHECK: [[HIDDEN:%.+]] = llvm.inline_asm has_side_effects asm_dialect = att "", "=r,0"
+// CHECK-NEXT: [[D:%.+]] = arith.index_cast [[HIDDEN]] : i64 to index
+// CHECK: arith.addi [[D]],
+// CHECK: tensor.extract {{.+}}, [[D]]] : tensor<256x32xf32>
 // CHECK: vector.fma
 // CHECK-NOT: arith.cmpi
 // CHECK: arith.divf

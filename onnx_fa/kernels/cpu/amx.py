@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from onnx_fa.kernels.mlir.text import Text, memref_type
+from onnx_fa.kernels.mlir.text import Text, inline_asm, memref_type
 
 ROWS = 16
 """Of a tile."""
@@ -55,7 +55,7 @@ class TileUnit:
         self.t, self.product = t, product
         numbers = [t.constant(str(x), "i64") for x in (_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA)]
         constraints = "={ax},{ax},{di},{si},~{rcx},~{r11},~{memory}"
-        answer = t.let(f"{_inline_asm('syscall', constraints)} {', '.join(numbers)} : (i64, i64, i64) -> i64")
+        answer = t.let(f"{inline_asm('syscall', constraints)} {', '.join(numbers)} : (i64, i64, i64) -> i64")
         self.granted = t.let(f"arith.cmpi eq, {answer}, {t.constant('0', 'i64')} : i64")
         config_type = memref_type((64,), "i8")
         config = t.empty(config_type)
@@ -66,7 +66,7 @@ class TileUnit:
             for tile in range(RIGHT):
                 t.insert(rows, config, config_type, t.index(_FIRST_ROWS + tile))
         pointer = self.pointer(config, config_type)
-        self.if_granted(lambda: t.do(f"{_inline_asm('ldtilecfg ($0)', 'r,~{memory}')} {pointer} : (i64) -> ()"))
+        self.if_granted(lambda: t.do(f"{inline_asm('ldtilecfg ($0)', 'r,~{memory}')} {pointer} : (i64) -> ()"))
 
     def if_granted(self, body: Callable[[], None], otherwise: Callable[[], None] | None = None) -> None:
         """Operations for a processor that grants tiles, and others for one that does not."""
@@ -80,7 +80,7 @@ class TileUnit:
 
     def release(self) -> None:
         """Gives the tiles back, so that a change of threads need not save them."""
-        self.if_granted(lambda: self.t.do(f"{_inline_asm('tilerelease', '~{memory}')} : () -> ()"))
+        self.if_granted(lambda: self.t.do(f"{inline_asm('tilerelease', '~{memory}')} : () -> ()"))
 
     def pointer(self, memory: str, type_: str) -> str:
         """Where a memref lies, as i64."""
@@ -90,7 +90,7 @@ class TileUnit:
     def clear(self, down: int, across: int) -> None:
         """Sets down x across sums to 0."""
         code = "; ".join(f"tilezero %tmm{sum_tile(i, j)}" for i in range(down) for j in range(across))
-        self.t.do(f"{_inline_asm(code, '~{memory}')} : () -> ()")
+        self.t.do(f"{inline_asm(code, '~{memory}')} : () -> ()")
 
     def add_product(self, lefts: Sequence[Tile], right: Tile, across: int) -> None:
         """Adds to the sums the product of one or two tiles of the left factor (16 rows of 32 bf16 or 64 bytes), each from where it
@@ -128,10 +128,5 @@ def sum_tile(i: int, j: int) -> int:
 
 def run_instructions(t: Text, code: Sequence[str], given: Sequence[str]) -> None:
     """Runs instructions, one after the other, whose operands $0, $1, ... are these i64."""
-    asm = _inline_asm("; ".join(code), ",".join([*["r"] * len(given), "~{memory}"]))
+    asm = inline_asm("; ".join(code), ",".join([*["r"] * len(given), "~{memory}"]))
     t.do(f"{asm} {', '.join(given)} : ({', '.join(['i64'] * len(given))}) -> ()")
-
-
-def _inline_asm(code: str, constraints: str) -> str:
-    """An operation that runs instructions, in AT&T's syntax; behind it come operands and types."""
-    return f'llvm.inline_asm has_side_effects asm_dialect = att "{code}", "{constraints}"'

@@ -65,7 +65,15 @@ class PairKernel(TileKernel):
                 scalars = [self._column(self.keys, self.tiles.copied_type, row) for row in columns]
                 zeros = [[t.splat(0.0)] * ACROSS] * AT_ONCE
                 made = fma_tile(
-                    t, self.product.multiply, scalars, pairs, 2, self.queries, self.tiles.queries_type, zeros, first
+                    t,
+                    self.product.multiply,
+                    lambda: scalars,
+                    pairs,
+                    2,
+                    self.queries,
+                    self.tiles.queries_type,
+                    zeros,
+                    first,
                 )
                 for row, vectors in zip(rows, made, strict=True):
                     for j, x in enumerate(vectors):
@@ -126,7 +134,7 @@ class PairKernel(TileKernel):
         columns = [self._column(self.values, self.tiles.values_type, t.shifted(d, r)) for r in range(count)]
         zeros = [[t.splat(0.0)] * ACROSS] * count
         steps = t.arith("divui", block.rows, t.index(2))
-        return fma_tile(t, self.product.multiply, columns, steps, 2, scores, self.types.scores, zeros)
+        return fma_tile(t, self.product.multiply, lambda: columns, steps, 2, scores, self.types.scores, zeros)
 
     def _column(self, memory: str, type_: str, row: str) -> Callable[[str], str]:
         return lambda step: self.t.extract(memory, type_, row, step)

@@ -19,7 +19,7 @@ from onnx_fa.kernels.cpu.products import Product
 from onnx_fa.kernels.cpu.recurrence import add_decayed, visit_in_turn
 from onnx_fa.kernels.cpu.state import Block, SoftmaxState, StateTypes
 from onnx_fa.kernels.cpu.sweep import Sweep
-from onnx_fa.kernels.cpu.tile_loops import fma_tile, guard_output, over_rows, over_tiles
+from onnx_fa.kernels.cpu.tile_loops import fma_tile, guard_output, keep_in_loop, over_rows, over_tiles
 from onnx_fa.kernels.cpu.tiles import mask_tiles
 from onnx_fa.kernels.mlir.text import tensor_type
 from onnx_fa.kernels.plan.score import tile_slots
@@ -94,7 +94,9 @@ class LaneKernel:
             scalars = [copied(row.at) if product.copied_type else stored(row.stored) for row in rows]
             zeros = [[t.splat(0.0)] * self.vectors] * config.tile_keys
             steps, unroll = self.spec.D // product.per_step, unroll_in(operands, block)
-            raw = fma_tile(t, product.multiply, scalars, steps, unroll, self.queries, product.queries_type, zeros)
+            raw = fma_tile(
+                t, product.multiply, lambda: scalars, steps, unroll, self.queries, product.queries_type, zeros
+            )
             for row, vectors in zip(rows, raw, strict=True):
                 for j, x in enumerate(vectors):
                     s = self.lane_scores.score(product.scale_score(x), row, j, block)
@@ -158,7 +160,11 @@ class LaneKernel:
         def body(d: str, acc: str, count: int) -> str:
             dims = [t.shifted(d, r) for r in range(count)]
             zeros = [[t.splat(0.0)] * self.vectors] * count
-            columns = [column(x) for x in dims]
+
+            def columns() -> list[Callable[[str], str]]:
+                first = keep_in_loop(t, d)
+                return [column(t.shifted(first, r)) for r in range(count)]
+
             new = fma_tile(t, product.multiply, columns, steps, unroll, state.scores, self.types.scores, zeros)
             for x, row in zip(dims, new, strict=True):
                 for j, value in enumerate(row):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from onnx_fa.kernels.cpu.row_dispatch import index_of, load, make_executable, size_of, store
 from onnx_fa.kernels.cpu.step_body import StepBody, StepOperands
 from onnx_fa.kernels.mlir.operand import Operand
-from onnx_fa.kernels.mlir.text import INDEX, Text
+from onnx_fa.kernels.mlir.text import INDEX, Text, inline_asm
 from onnx_fa.spec.target import Target
 from onnx_fa.spec.terms import Dim
 
@@ -31,7 +31,7 @@ _LINE = 16
 """Words of a cache line."""
 _LOOKS = 256
 """How often a workgroup looks whether the others are done before it computes one of their tiles: some microseconds."""
-_PAUSE = 'llvm.inline_asm has_side_effects asm_dialect = att "pause", "" : () -> ()'
+_PAUSE = f"{inline_asm('pause', '')} : () -> ()"
 
 
 def words_of(operands: StepOperands) -> Operand:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from onnx_fa.kernels.cpu.row_dispatch import Zeros, load, store
 from onnx_fa.kernels.mlir.operand import Operand
-from onnx_fa.kernels.mlir.text import Text
+from onnx_fa.kernels.mlir.text import Text, inline_asm
 
 _CELL = "tensor<1xi64>"
 _ADDRESS = (
@@ -151,7 +151,7 @@ def own_processor() -> list[str]:
     stays on one gets the slot again that it had in the dispatch before, where nothing else has it: what it wrote there is still in
     its caches, and in no other's."""
     return [
-        '%number_of_processor = llvm.inline_asm has_side_effects asm_dialect = att "rdtscp", "={cx},~{ax},~{dx}" : () -> i32',
+        f"%number_of_processor = {inline_asm('rdtscp', '={cx},~{ax},~{dx}')} : () -> i32",
         "%lower = arith.constant 4095 : i32",
         "%of_node = arith.andi %number_of_processor, %lower : i32",
         "%processor = arith.index_cast %of_node : i32 to index",

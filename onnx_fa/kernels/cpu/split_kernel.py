@@ -276,7 +276,7 @@ class SplitKernel(TileKernel):
             rows = [row_at(self.operands, block, t.shifted(i, r)) for r in range(AT_ONCE)]
             scalars = [self._head_dims_of(row.stored) for row in rows]
             zeros = [[t.splat(0.0)] * ACROSS] * AT_ONCE
-            made = fma_tile(t, self.product.multiply, scalars, self.spec.D, 2, self.sums, self.sums_type, zeros)
+            made = fma_tile(t, self.product.multiply, lambda: scalars, self.spec.D, 2, self.sums, self.sums_type, zeros)
             for row, vectors in zip(rows, made, strict=True):
                 for j, x in enumerate(vectors):
                     t.write(x, scores, self.types.scores, row.at, self.operands.lane(j))
@@ -325,7 +325,7 @@ class SplitKernel(TileKernel):
         columns = [column(t.shifted(d, r)) for r in range(count)]
         zeros = [[t.splat(0.0)] * ACROSS] * count
         keys, unroll = keys_with_values(self.operands, block, 2)
-        return fma_tile(t, self.product.multiply, columns, keys, unroll, scores, self.types.scores, zeros)
+        return fma_tile(t, self.product.multiply, lambda: columns, keys, unroll, scores, self.types.scores, zeros)
 
     def finish_output(self, state: SoftmaxState, inverse: Callable[[str], str]) -> str:
         made = super().finish_output(state, inverse)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from onnx_fa.kernels.mlir.text import inline_asm
 from onnx_fa.kernels.mlir.vectors import Lanes
 from onnx_fa.kernels.plan.score import LN2, MAX_START
 from onnx_fa.spec.attention import LOWEST_STAT, EmptyRow, Stat
@@ -40,7 +41,7 @@ def over_rows(t: Lanes, queries: int, width: int, init: str, type_: str, body: C
 def fma_tile(
     t: Lanes,
     product: Callable[[str, str, str], str],
-    scalars: list[Callable[[str], str]],
+    scalars: Callable[[], Sequence[Callable[[str], str]]],
     steps: str | int,
     unroll: int,
     right: str,
@@ -48,16 +49,16 @@ def fma_tile(
     inits: list[list[str]],
     first: int = 0,
 ) -> list[list[str]]:
-    """Register tile: inits[row][j] + sum over steps k of scalars[row](k) * right[k, vector first + j of the queries].
-    `product` adds one step of a product to what there is."""
+    """Register tile: inits[row][j] + sum over steps k of scalars()[row](k) * right[k, vector first + j of the queries].
+    `product` adds one step of a product to what there is; `scalars` is called in each turn of the loop over the steps."""
     n = len(inits[0])
 
     def step(k: str, acc: list[str], count: int) -> list[str]:
-        acc = list(acc)
+        acc, numbers = list(acc), scalars()
         for u in range(count):
             at = t.shifted(k, u)
             vectors = [t.read(right, right_type, at, t.index((first + j) * t.width)) for j in range(n)]
-            for i, scalar in enumerate(scalars):
+            for i, scalar in enumerate(numbers):
                 b = t.broadcast(scalar(at))
                 for j in range(n):
                     acc[i * n + j] = product(b, vectors[j], acc[i * n + j])
@@ -69,7 +70,16 @@ def fma_tile(
     out = t.loop((t.index(0), end, t.index(unroll)), carried, lambda k, acc: step(k, acc, unroll))
     if rest:
         out = step(end, out, rest)
-    return [out[i * n : (i + 1) * n] for i in range(len(scalars))]
+    return [out[i * n : (i + 1) * n] for i in range(len(inits))]
+
+
+def keep_in_loop(t: Lanes, index: str) -> str:
+    """The same number, which the compiler takes for another one in each turn of the loop around it. What a loop reads at a number
+    from outside plus 0, 1, 2, ... it else reads at sums that it keeps in registers, and then it reads all of that before it
+    multiplies: more than there are registers for, so that it goes to memory and back, and attention takes 1.3 times as long."""
+    number = t.let(f"arith.index_cast {index} : index to i64")
+    same = t.let(f"{inline_asm('', '=r,0')} {number} : (i64) -> i64")
+    return t.let(f"arith.index_cast {same} : i64 to index")
 
 
 def inverse_of_sum(t: Lanes, total: str, empty_row: EmptyRow) -> str:

@@ -195,3 +195,8 @@ class Text:
 
     def render(self) -> list[str]:
         return [f"{name} = {key}" for key, name in self._constants.items()] + self._lines
+
+
+def inline_asm(code: str, constraints: str) -> str:
+    """An operation that runs instructions, in AT&T's syntax, and is not moved nor left out; behind it come operands and types."""
+    return f'llvm.inline_asm has_side_effects asm_dialect = att "{code}", "{constraints}"'
