@@ -4,6 +4,7 @@ parts, and where the processor gives no tiles: what this machine has runs."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -158,6 +159,29 @@ def test_compiles_to_both(tmp_path: Path) -> None:
         assert instruction in code, instruction
 
 
+@here
+@pytest.mark.parametrize("cores", [2, 3])
+def test_workgroups_are_spread(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cores: int) -> None:
+    """Some of the workgroups are empty, so that workers have alike: the others have each query once, whoever runs them."""
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    host = replace(AMX, name="cpu-host")
+    free = _spec(batch=("b",), Hq=3, Hkv=3, Sq="s", Skv="s", masks=(Causal(),))
+    known = _spec(Hq=3, Hkv=3, Sq=197 if cores == 2 else 320)
+    kernels = [emit_with(spec, host, f"fa_spread{i}", SMALL[1]) for i, spec in enumerate((free, known))]
+    assert all("%blocks: index" in x.text for x in kernels), "the known lengths are such that it pays"
+    alike = emit_with(_spec(Hq=4, Hkv=4, Sq=256), host, "fa_alike", SMALL[1])
+    assert cores != 2 or "%blocks: index" not in alike.text, "32 workgroups of two workers"
+    run = Kernels(kernels, tmp_path, AMX)
+    for b, s in ((1, 30), (1, 150), (1, 197), (4, 100), (2, 400)):
+        bound = free.bind({"b": b, "s": s})
+        operands = draw_operands(bound, 1)
+        assert mismatch(bound, operands, run.run(0, operands)) is None, (b, s)
+    operands = draw_operands(known, 1)
+    assert mismatch(known, operands, run.run(1, operands)) is None
+    nothing = [x[:0] for x in draw_operands(free.bind({"b": 1, "s": 30}), 1)]
+    assert _first(run.run(0, nothing)).shape == (0, 3, 30, 32)
+
+
 def test_who_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs for a processor with tiles and a few cores. Others, whose tiles may be another's, multiply by vectors."""
     flags = ["avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_int8", "amx_bf16"]
@@ -200,7 +224,7 @@ def test_tiles() -> None:
         config = split_config(_spec(D=D, Dv=D, Sq=512), (2,))
         assert split_stack_bytes(_spec(D=D, Dv=D), config) <= STACK_BYTES and config.BM % 32 == config.BK % 32 == 0
     heads = {"Hq": 12, "Hkv": 12, "D": 64, "Dv": 64, "Skv": 512}
-    assert [split_config(_spec(Sq=n, **heads), (2,)).BM for n in (197, 256, 512, 64)] == [224, 256, 128, 64]
+    assert [split_config(_spec(Sq=n, **heads), (2,)).BM for n in (197, 256, 512, 64)] == [224, 256, 256, 64]
     assert split_config(_spec(Sq="s"), (2,)).BM == 128
     with pytest.raises(UnsupportedError, match="bytes of stack"):
         emit_with(_spec(D=64, Dv=64), AMX, "fa_x", VectorConfig(16, 512, 64, 32, 32, 4))

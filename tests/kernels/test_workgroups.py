@@ -1,4 +1,4 @@
-"""Workgroups of linear sites on CPUs: how many panels of a weight each has, so that workers of IREE's have alike."""
+"""Workgroups on CPUs, so that workers of IREE's have alike: how many panels of a weight each has, and which are empty."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 
 from onnx_fa.kernels.cpu.linear import emit_with
 from onnx_fa.kernels.cpu.linear_body import LinearTiles
-from onnx_fa.kernels.cpu.workgroups import WORKERS, Product, busiest, panels_by_blocks, panels_together
+from onnx_fa.kernels.cpu.spread import spread_groups, turns_of
+from onnx_fa.kernels.cpu.workgroups import RESERVED, WORKERS, Product, busiest, panels_by_blocks, panels_together
+from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.spec.linear import LinearSpec
 from onnx_fa.spec.target import parse_target
 
@@ -25,6 +27,40 @@ TILES = LinearTiles(16, 8, 4, 4, 4)
 def test_busiest_worker(groups: int, workers: int, most: int) -> None:
     """One workgroup after the other below eight for each worker, and eight at a time from there on."""
     assert busiest(groups, workers) == most
+
+
+def _taken(filled: list[int], workers: int) -> int:
+    """What the busiest of so many workers has, where they take eight of these at a time."""
+    found = [0] * workers
+    for first in range(0, len(filled), RESERVED):
+        found[found.index(min(found))] += sum(filled[first : first + RESERVED])
+    return max(found)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 16])
+def test_spread(workers: int) -> None:
+    """Each workgroup is there once, and no worker has many more than its share."""
+    for groups in range(workers * RESERVED, 300):
+        turns = -(-groups // (RESERVED * workers)) * workers
+        filled = -(-groups // turns)
+        ones = [int(at < filled and turn * filled + at < groups) for turn in range(turns) for at in range(RESERVED)]
+        assert sum(ones) == groups
+        assert _taken(ones, workers) <= turns_of(groups, workers)
+        assert turns_of(groups, workers) <= groups / workers + turns // workers
+    for groups in range(workers * RESERVED):
+        assert turns_of(groups, workers) == busiest(groups, workers), "one after the other"
+
+
+@pytest.mark.parametrize(("groups", "workers"), [(0, 2), (1, 2), (15, 2), (16, 2), (24, 2), (43, 2), (100, 3)])
+def test_spread_as_operations(groups: int, workers: int) -> None:
+    """What the operations say of so many workgroups."""
+    t = Text()
+    made = spread_groups(t, t.index(groups), workers)
+    values = values_of(t.render(), {})
+    at_once, turns, filled = (values[x] for x in (made.at_once, made.turns, made.filled))
+    assert at_once == (RESERVED if groups >= workers * RESERVED else 1)
+    assert at_once * turns >= groups and turns * filled >= groups and filled <= at_once
+    assert at_once == 1 or (turns % workers == 0 and turns // workers * filled == turns_of(groups, workers))
 
 
 def test_workers_have_alike() -> None:
@@ -70,22 +106,29 @@ def test_runs_of_blocks(panels: int) -> None:
     assert together_of(found, 1000) == 4
 
 
-def count_of(text: str, rows: int) -> int:
-    """What the operations that count workgroups make of a number of rows."""
-    values: dict[str, int] = {"%rows": rows}
+def values_of(lines: list[str], given: dict[str, int]) -> dict[str, int]:
+    """What operations of indices make of the values given."""
+    values = dict(given)
     ops: dict[str, Callable[[int, int], int]] = {
         "ceildivui": lambda a, b: -(-a // b),
         "muli": operator.mul,
+        "maxui": max,
         "cmpi ule,": operator.le,
+        "cmpi ult,": operator.lt,
     }
-    for line in text[: text.index("flow.return")].splitlines():
+    for line in lines:
         if known := re.match(r"(%\w+) = arith\.constant (\d+) : index", line):
             values[known[1]] = int(known[2])
         elif chosen := re.match(r"(%\w+) = arith\.select (%\w+), (%\w+), (%\w+) :", line):
             values[chosen[1]] = values[chosen[3 if values[chosen[2]] else 4]]
-        elif op := re.match(r"(%\w+) = arith\.(ceildivui|muli|cmpi ule,) (%\w+), (%\w+) :", line):
+        elif op := re.match(r"(%\w+) = arith\.(ceildivui|muli|maxui|cmpi ul[et],) (%\w+), (%\w+) :", line):
             values[op[1]] = int(ops[op[2]](values[op[3]], values[op[4]]))
-    return values["%x"]
+    return values
+
+
+def count_of(text: str, rows: int) -> int:
+    """What the operations that count workgroups make of a number of rows."""
+    return values_of(text[: text.index("flow.return")].splitlines(), {"%rows": rows})["%x"]
 
 
 @pytest.mark.parametrize("rows", [1, 31, 32, 77, 128, 512, 5000])

@@ -84,6 +84,7 @@ class AttentionBody:
                 f"iree_tensor_ext.dispatch.tensor.store {result}, {name}, {slab.place} : {slab.type} -> "
                 f"{operands.binding('writeonly', shape, element)}"
             )
+        operands.leave()
         return t.render()
 
     def _walk_all(self) -> SoftmaxState:
@@ -186,9 +187,11 @@ def split_body(
     memory: WorkerMemory,
     splits: Dim = 1,
     off: frozenset[Switch] = ALL_ON,
+    workers: int = 0,
 ) -> AttentionBody:
-    """The same of f32, whose numbers are split; workers have slots of the `memory`."""
-    operands = Operands(spec, config, splits, off, moves_back=False)
+    """The same of f32, whose numbers are split; workers have slots of the `memory`, and as many `workers`, if they are known, have
+    alike."""
+    operands = Operands(spec, config, splits, off, moves_back=False, workers=workers)
     rows = QueriesAlongLanes(operands)
     terms = ScoreTerms(operands, rows)
     kernel = SplitKernel(terms, FusedProducts(operands, terms.query_factor), symbol, memory)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from onnx_fa.derive.loop import loop_of
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.combine import can_split
 from onnx_fa.kernels.cpu.dequantize import Integers, Scales
+from onnx_fa.kernels.cpu.spread import spread_groups
 from onnx_fa.kernels.cpu.state import Cut, Slab
 from onnx_fa.kernels.cpu.tiles import CpuTiles
 from onnx_fa.kernels.mlir.entry import tied_dims
 from onnx_fa.kernels.mlir.expressions import Vector
 from onnx_fa.kernels.mlir.stored import operand_shapes, operand_types, stored_shape
-from onnx_fa.kernels.mlir.text import tensor_type
+from onnx_fa.kernels.mlir.text import Text, tensor_type
 from onnx_fa.kernels.mlir.vectors import Exp2, Lanes
 from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.switches import ALL_ON, Switch
@@ -38,12 +40,15 @@ class Operands:
         exp2_by: Exp2 = "polynomial",
         heads: int = 1,
         moves_back: bool = True,
+        workers: int = 0,
     ) -> None:
+        """`workers`: of them, who are to have as many workgroups as the others."""
         if splits != 1 and not can_split(spec):
             raise UnsupportedError(
                 "the keys of row statistics, of rounded probabilities, or of a dynamic batch, Hq or Sq, are not split"
             )
         self.spec, self.config, self.splits, self.off, self.heads = spec, config, splits, off, heads
+        self.workers = workers
         self.has_parts = splits != 1
         self.loop = loop_of(spec, bounded=Switch.MAXIMUM not in off)
         self.t = Lanes(config.lanes, exp2_by="compiler" if Switch.EXP2 in off else exp2_by)
@@ -70,12 +75,15 @@ class Operands:
     def _locate(self) -> None:
         """Which head, queries and keys are the workgroup's."""
         t, spec, config = self.t, self.spec, self.config
-        wx = t.let("flow.dispatch.workgroup.id[0] : index")
+        wx, rest = (t.let(f"flow.dispatch.workgroup.id[{i}] : index") for i in (0, 1))
+        count = ""
+        if self.workers:
+            count = self.query_blocks(t)
+            wx, rest = self._enter_filled(wx, rest, count)
         if any(isinstance(mask, Causal) for mask in spec.masks) and spec.Sq != 1:
             # Later queries see more keys: the longest workgroups begin first, so that none is left for the end.
-            last = t.arith("subi", t.let("flow.dispatch.workgroup.count[0] : index"), t.index(1))
+            last = t.arith("subi", count or t.let("flow.dispatch.workgroup.count[0] : index"), t.index(1))
             wx = t.arith("subi", last, wx)
-        rest = t.let("flow.dispatch.workgroup.id[1] : index")
         self.lead: list[str] = []
         for d in reversed((*spec.batch, spec.Hq)):
             self.lead.insert(0, t.arith("remui", rest, self.dim(d)))
@@ -92,6 +100,36 @@ class Operands:
             self.m0 = t.arith("minsi", self.m0, back)
         self.rows = t.arith("minsi", t.arith("subi", self.sq, self.m0), bm) if self.few_queries else bm
         self.last_row = t.arith("subi", self.rows, t.index(1))
+
+    def query_blocks(self, t: Text) -> str:
+        """How many blocks of queries a head has."""
+        if isinstance(self.spec.Sq, int):
+            return t.index(-(-self.spec.Sq // self.config.BM))
+        return t.arith("ceildivui", self.dims[self.spec.Sq], t.index(self.config.BM))
+
+    def query_heads(self, t: Text) -> str:
+        """How many heads there are in all batches."""
+        sizes = (*self.spec.batch, self.spec.Hq)
+        heads = t.index(math.prod(d for d in sizes if isinstance(d, int)))
+        for d in sizes:
+            if isinstance(d, str):
+                heads = t.arith("muli", heads, self.dims[d])
+        return heads
+
+    def _enter_filled(self, at: str, turn: str, blocks: str) -> tuple[str, str]:
+        """The block of queries, and the head, of a workgroup that is not empty: only such do what follows until `leave`."""
+        t = self.t
+        groups = t.arith("muli", blocks, self.query_heads(t))
+        filled = spread_groups(t, groups, self.workers).filled
+        own = t.arith("addi", t.arith("muli", turn, filled), at)
+        has_one = t.arith("andi", t.test("ult", at, filled), t.test("ult", own, groups), "i1")
+        t.do(f"scf.if {has_one} {{")
+        return t.arith("remui", own, blocks), t.arith("divui", own, blocks)
+
+    def leave(self) -> None:
+        """Ends what a workgroup does."""
+        if self.workers:
+            self.t.do("}")
 
     def _load_operands(self, queries: Cut) -> None:
         """The workgroup's part of q, k and v, and of what says where or what the rows of these are."""

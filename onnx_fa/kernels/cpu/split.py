@@ -13,6 +13,7 @@ from onnx_fa.kernels.cpu.combine import splits_of
 from onnx_fa.kernels.cpu.linear_share import MOST_WORKERS
 from onnx_fa.kernels.cpu.split_kernel import LEAST_QUERIES, rows_of_sums
 from onnx_fa.kernels.cpu.split_operands import SplitLayout
+from onnx_fa.kernels.cpu.spread import turns_of
 from onnx_fa.kernels.cpu.tile_kernel import STEP
 from onnx_fa.kernels.cpu.tiles import VectorConfig, mask_tiles
 from onnx_fa.kernels.cpu.vector import FLAGS, STACK_BYTES, check_vector, dispatch_text, shown
@@ -78,9 +79,29 @@ def _time(spec: AttentionSpec, config: VectorConfig, workers: Sequence[int]) -> 
         return 0.0
     keys = spec.Skv if isinstance(spec.Skv, int) else spec.Sq
     each = keys * (config.BM * _SCORE * (spec.D + spec.Dv) / 128 + (spec.D + spec.Dv) * _SPLIT) + _GROUP
-    heads = math.prod(d for d in (*spec.batch, spec.Hq) if isinstance(d, int))
-    groups = heads * -(-spec.Sq // config.BM)
-    return sum(n * busiest(groups, n) * each for n in workers)
+    groups = _groups_of(spec, config, 1)
+    assert groups is not None
+    taken = [busiest(groups, n) for n in workers]
+    if len(workers) == 1:
+        taken = [min(taken[0], turns_of(groups, workers[0]))]
+    return sum(n * most * each for n, most in zip(workers, taken, strict=True))
+
+
+def _groups_of(spec: AttentionSpec, config: VectorConfig, batch: int | None = None) -> int | None:
+    """The workgroups; of so large a batch where that is free, None where it is not given, or the number of queries is free."""
+    sizes = [batch if isinstance(d, str) else d for d in (*spec.batch, spec.Hq)]
+    known = [d for d in sizes if d is not None]
+    if len(known) < len(sizes) or not isinstance(spec.Sq, int):
+        return None
+    return math.prod(known) * -(-spec.Sq // config.BM)
+
+
+def _spread_among(spec: AttentionSpec, config: VectorConfig, target: Target) -> int:
+    """The workers for whom workgroups are spread: 0 where their number is not known, or they have alike anyway."""
+    workers, groups = target.cores or 0, _groups_of(spec, config)
+    if workers and groups is not None and busiest(groups, workers) <= turns_of(groups, workers):
+        return 0
+    return workers
 
 
 def check_lengths(spec: AttentionSpec) -> None:
@@ -132,7 +153,7 @@ def emit_with(spec: AttentionSpec, target: Target, name: str, config: VectorConf
         raise UnsupportedError(f"AMX of f32: tiles need {needed} of {STACK_BYTES} bytes of stack")
     splits = splits_of(spec, config.BM, target)
     memory = WorkerMemory(SLOTS_OF_A_WORKER * max(workers_of(target)), SplitLayout(spec, config).bytes, name)
-    body = split_body(spec, config, _HELPERS, memory, splits, target.off)
+    body = split_body(spec, config, _HELPERS, memory, splits, target.off, _spread_among(spec, config, target))
     text = memory.text + dispatch_text(site, body, name)
     # Kernels that differ in the names of free lengths alone stay equal, so that the compiler makes one of them.
     own = hashlib.sha256(text.replace(name, "").encode()).hexdigest()[:10]

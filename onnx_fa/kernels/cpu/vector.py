@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from dataclasses import asdict
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.bf16_products import check_dot
 from onnx_fa.kernels.cpu.body import AttentionBody, lane_body
 from onnx_fa.kernels.cpu.combine import PARTS, combine_call, combine_executable, count_parts, splits_of
+from onnx_fa.kernels.cpu.spread import spread_groups
 from onnx_fa.kernels.cpu.tiles import CpuTiles, VectorConfig, mask_tiles, operand_names, widens
 from onnx_fa.kernels.mlir.entry import KernelEntry, bound_argument, listed_types, tied_dims
 from onnx_fa.kernels.mlir.kernel import Kernel, check_operands
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.stored import check_packed, operand_shapes, operand_types
-from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, executable, tensor_type
+from onnx_fa.kernels.mlir.text import CPU_TRANSLATION, INDEX, Text, executable, tensor_type
 from onnx_fa.kernels.plan.folding import fold_queries
 from onnx_fa.kernels.tiles.database import Pick, Tiles, pick, queries_computed
 from onnx_fa.spec.attention import AttentionSpec
@@ -183,8 +183,23 @@ def _executable(body: AttentionBody, symbol: str) -> list[str]:
     workload, counts = ["%x", "%y", "%z"], list[str]()
     if isinstance(splits, int):
         workload, counts = workload[:2], [f"%z = arith.constant {splits} : index"]
+    if body.operands.workers:
+        workload[:2] = "%blocks", "%heads"
+        counts += _spread("%blocks", "%heads", body.operands.workers)
     helpers = (body.helper.helper, body.helper.keep) if body.helper is not None else ((), "")
     return executable(symbol, workload, counts, args, [*ties, *body.render()], CPU_TRANSLATION, helpers)
+
+
+def _spread(blocks: str, heads: str, workers: int) -> list[str]:
+    """What makes %x and %y, the workgroups of so many workers."""
+    t = Text()
+    spread = spread_groups(t, t.arith("muli", blocks, heads), workers)
+    none = t.index(0)
+    return [
+        *t.render(),
+        f"%x = arith.addi {spread.at_once}, {none} : index",
+        f"%y = arith.addi {spread.turns}, {none} : index",
+    ]
 
 
 def _kept(body: AttentionBody) -> list[Operand]:
@@ -205,14 +220,7 @@ def _entry(site: AttentionSpec, body: AttentionBody, name: str, symbol: str) -> 
         keys = t.index(spec.Skv) if isinstance(spec.Skv, int) else body.operands.dims[spec.Skv]
         entry.dims[PARTS] = count_parts(t, spec, body.operands.config.BM, keys, body.operands.heads)
         workload = [entry.dims[PARTS]]
-    if isinstance(spec.Sq, int):
-        blocks = t.index(-(-spec.Sq // body.operands.config.BM))
-    else:
-        blocks = t.arith("ceildivui", body.operands.dims[spec.Sq], t.index(body.operands.config.BM))
-    heads = t.index(math.prod(d for d in (*spec.batch, spec.Hq) if isinstance(d, int)))
-    for d in (*spec.batch, spec.Hq):
-        if isinstance(d, str):
-            heads = t.arith("muli", heads, body.operands.dims[d])
+    blocks, heads = body.operands.query_blocks(t), body.operands.query_heads(t)
     shapes, elements = body.operands.stored_shapes, operand_types(spec)
     kept = body.memory.all if body.memory else ()
     taken = [x.take(t) for x in kept]
