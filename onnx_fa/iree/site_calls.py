@@ -73,6 +73,10 @@ def _texts_of(kernel: _Kernel, target: Target) -> dict[str, str]:
             from onnx_fa.kernels.triton.channel_norm import emit_channels
 
             return emit_channels(kernel)
+        if isinstance(kernel, RecurrentSteps):
+            from onnx_fa.kernels.triton.recurrent import emit_steps
+
+            return emit_steps(kernel.spec)
     return kernel.texts(target)
 
 

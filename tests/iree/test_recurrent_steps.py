@@ -25,11 +25,12 @@ from onnx_fa.iree.legalise.recurrent_steps import RECURRENT_STEPS, recurrent_ste
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.run import load_module
 from onnx_fa.spec.recurrent import GATES, Cell, unroll
-from onnx_fa.spec.target import parse_target
+from onnx_fa.spec.target import Target, parse_target
 from tests.support.joined_models import join_models
 from tests.support.ort_run import assert_same, run
+from tests.support.triton_sources import triton_sources
 
-NARROW = parse_target("cpu-avx2")
+NARROW, CUDA = parse_target("cpu-avx2"), parse_target("cuda")
 IN = 5
 
 
@@ -94,10 +95,12 @@ class RecurrentSteps(OpRun):
     st.sampled_from([8, 9, 16, 21]),
     *[st.booleans()] * 3,
     st.sampled_from(["forward", "reverse", "bidirectional"]),
+    st.sampled_from([NARROW, CUDA]),
 )
-def test_drawn(op: Cell, H: int, free: bool, bias: bool, states: bool, direction: str) -> None:
+def test_drawn(op: Cell, H: int, free: bool, bias: bool, states: bool, direction: str, target: Target) -> None:
     model = layer(op, H, free=free, bias=bias, states=states, direction=direction)
-    made = legal(model)
+    with triton_sources():
+        made = legal(model, target)
     kinds = [op_of(node) for node in made.graph.node]
     assert op not in kinds and kinds.count(RECURRENT_STEPS) == (2 if direction == "bidirectional" else 1)
     feeds = feeds_of(model, 6, 3)
@@ -168,6 +171,8 @@ def test_others_stay(op: Cell, H: int, options: dict[str, Any]) -> None:
     assert op in kinds and RECURRENT_STEPS not in kinds
 
 
-def test_gpus_have_none() -> None:
-    made = legal(layer("LSTM", 16, free=False), parse_target("cuda-sm_80"))
+@pytest.mark.parametrize("target", [parse_target("cuda", "iree"), parse_target("vulkan")])
+def test_gpus_without_triton_have_none(target: Target) -> None:
+    with triton_sources():
+        made = legal(layer("LSTM", 16, free=False), target)
     assert RECURRENT_STEPS not in [op_of(n) for n in made.graph.node]

@@ -7,7 +7,18 @@ from contextlib import contextmanager
 
 import pytest
 
-from onnx_fa.kernels.triton import channel_norm, fused_linear, linear, norm, ptx, rotate, sequence, token_sums, window
+from onnx_fa.kernels.triton import (
+    channel_norm,
+    fused_linear,
+    linear,
+    norm,
+    ptx,
+    recurrent,
+    rotate,
+    sequence,
+    token_sums,
+    window,
+)
 from onnx_fa.kernels.triton.program import Program
 from onnx_fa.processes import DEFAULT, Limits
 
@@ -21,7 +32,8 @@ def _forget() -> None:
     """Kernels that are remembered hold what was in use when they were made."""
     products = (linear.emit_linear, linear._compiled, fused_linear.emit_fused)
     windows = (window.emit_window, sequence.emit_sequence, channel_norm.emit_channels)
-    for made in (*products, *windows, norm.emit_norm, rotate.emit_rotated, token_sums.emit_token_sums):
+    others = (rotate.emit_rotated, token_sums.emit_token_sums, recurrent.emit_steps)
+    for made in (*products, *windows, norm.emit_norm, *others):
         made.cache_clear()
 
 

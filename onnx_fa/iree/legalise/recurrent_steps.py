@@ -1,6 +1,6 @@
 """One direction of an LSTM or a GRU as a product of all its inputs and a node of our own for its steps, which becomes a call of a
-kernel for CPUs (kernels/cpu/recurrent.py). IREE multiplies each step's input and state by the weights of each gate, all in
-dispatches of their own."""
+kernel for CPUs (kernels/cpu/recurrent.py) or for CUDA (kernels/triton/recurrent.py). IREE multiplies each step's input and state
+by the weights of each gate, all in dispatches of their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from onnx import TensorProto, helper
 from onnx_fa.graph.site_op import DOMAIN
 from onnx_fa.iree.legalise.conv_shapes import SLICE_OPSET
 from onnx_fa.iree.legalise.writer import GraphWriter
-from onnx_fa.kernels.cpu.recurrent import RecurrentSteps, panel_of
+from onnx_fa.kernels.cpu.recurrent import RecurrentSteps
+from onnx_fa.kernels.cpu.recurrent import panel_of as cpu_panel_of
+from onnx_fa.kernels.triton.recurrent import panel_of as cuda_panel_of
 from onnx_fa.spec.recurrent import GATES, Cell, RecurrentSpec, gate_panels
 from onnx_fa.spec.terms import Dim
 
@@ -50,14 +52,21 @@ def takes_steps(
 ) -> bool:
     """Whether a kernel is to stand for the steps of a node with these weights (W, R, B) and first states."""
     r = g.shape(weights[1])
-    if g.cpu is None or g.opset < SLICE_OPSET or op not in GATES or r is None or not isinstance(r[-1], int):
+    if g.opset < SLICE_OPSET or op not in GATES or r is None or not isinstance(r[-1], int):
         return False
     if g.kind(weights[1]) != TensorProto.FLOAT or not all(g.has_data(name) for name in weights if name):
         return False
     if any(states) and not all(states):
         return False
     plain = attributes.get("linear_before_reset", 0) if op == "GRU" else not attributes.get("input_forget", 0)
-    return bool(plain) and panel_of(r[-1], g.cpu) > 0
+    return bool(plain) and _panel_of(g, r[-1]) > 0
+
+
+def _panel_of(g: GraphWriter, H: int) -> int:
+    """The columns of a panel; 0 where no kernel of the target takes states of so many numbers."""
+    if g.cpu is not None:
+        return cpu_panel_of(H, g.cpu)
+    return cuda_panel_of(H) if g.cuda is not None else 0
 
 
 def has_own_activations(op: str, chosen: Sequence[str]) -> bool:
@@ -67,11 +76,10 @@ def has_own_activations(op: str, chosen: Sequence[str]) -> bool:
 
 def write_steps(g: GraphWriter, op: str, weights: Sequence[str], direction: Direction, hint: str) -> tuple[str, ...]:
     """Y (steps, 1, rows, H), Y_h and Y_c (1, rows, H) of a direction of a node that takes steps."""
-    assert g.cpu is not None
     way, read, cell = direction.way, g.array, cast(Cell, op)
     _, r, b = weights
     H, (steps, rows, _) = int((g.shape(r) or [0])[-1] or 0), g.shape(direction.x) or [None] * 3
-    spec = RecurrentSpec(cell, None, None, H, panel_of(H, g.cpu))
+    spec = RecurrentSpec(cell, None, None, H, _panel_of(g, H))
     wide, sizes = spec.gates * H, [steps, rows]
 
     def bias() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from onnx_fa.kernels.cpu.row_dispatch import call_dispatch, index_of, joined, load, make_executable, store
 from onnx_fa.kernels.cpu.shared_steps import SharedBody, outputs_of, words_of
 from onnx_fa.kernels.cpu.step_body import StepBody, StepOperands
+from onnx_fa.kernels.mlir.called import plain_function_text
 from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import Text, memref_type
 from onnx_fa.spec.recurrent import RecurrentSpec
@@ -42,12 +43,9 @@ class RecurrentSteps:
         """The executable and the function of the name, which takes the operands, by their symbols."""
         of = StepOperands(self.spec)
         symbol, operands = f"{self.name}_step", [*of.weights, *(of.states if self.spec.started else ())]
-        arguments = ", ".join(f"{x.name}: {x.type}" for x in operands)
-        types = ", ".join(x.type for x in of.results)
         t = Text()
         made = _call_whole(t, symbol, of) if self._is_whole else _call_shared(t, symbol, of)
-        head = f"util.func private @{self.name}({arguments}) -> ({types}) {{"
-        function = [head, *t.render(), f"util.return {', '.join(made)} : {types}", "}"]
+        function = plain_function_text(self.name, operands, of.results, t.render(), made)
         body = (_WholeBody if self._is_whole else SharedBody)(of, target)
         return {symbol: joined(body.executable(symbol)), self.name: joined(function)}
 

@@ -14,11 +14,18 @@ def function_text(
 ) -> list[str]:
     """The function of that name that a program calls, whose body is `t`, and which returns what is `made`; %rows is the first dim
     of its first operand, where that is free."""
-    typed, types = ", ".join(f"{x.name}: {x.type}" for x in operands), ", ".join(y.type for y in outputs)
     first = operands[0]
     rows = ["%first = arith.constant 0 : index", f"%rows = tensor.dim {first.name}, %first : {first.type}"]
+    return plain_function_text(name, operands, outputs, [*(rows * first.is_free), *t.render()], made)
+
+
+def plain_function_text(
+    name: str, operands: Sequence[Operand], outputs: Sequence[Operand], lines: Sequence[str], made: Sequence[str]
+) -> list[str]:
+    """The same of lines that name all sizes."""
+    typed, types = ", ".join(f"{x.name}: {x.type}" for x in operands), ", ".join(y.type for y in outputs)
     head = f"util.func private @{name}({typed}) -> {types if len(outputs) == 1 else f'({types})'} {{"
-    return [head, *(rows * first.is_free), *t.render(), f"util.return {', '.join(made)} : {types}", "}"]
+    return [head, *lines, f"util.return {', '.join(made)} : {types}", "}"]
 
 
 def own_dims(shape: Sequence[Dim], operand: str) -> tuple[Dim, ...]:

@@ -1,0 +1,68 @@
+"""The steps of LSTMs and GRUs by Triton: numbers in Triton's interpreter, and what becomes of a model for CUDA (no GPU)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from onnx_fa.errors import ModelError
+from onnx_fa.iree.compile import import_model, iree_compile
+from onnx_fa.kernels.triton.recurrent import panel_of, steps_program
+from onnx_fa.spec.recurrent import RecurrentSpec
+from onnx_fa.spec.target import parse_target
+from tests.iree.test_recurrent_steps import layer
+from tests.support.interpreted import distances_of
+from tests.support.triton_sources import triton_sources
+
+CUDA = parse_target("cuda")
+
+
+def test_numbers() -> None:
+    """The source is within f32's rounding of float64, and NaN is where it is there."""
+    found = distances_of("recurrent_interpreter")
+    assert len(found) == 15 and {name: d for name, d in found.items() if not d <= 3e-7} == {}
+
+
+@pytest.mark.parametrize(
+    ("H", "panel"), [(1, 1), (5, 4), (8, 8), (64, 8), (512, 8), (513, 16), (1024, 16), (4096, 64), (4097, 0)]
+)
+def test_workgroups(H: int, panel: int) -> None:
+    """No more of a row than a small GPU runs at once, and together with those of other rows too."""
+    assert panel_of(H) == panel
+    if panel:
+        assert -(-H // panel) <= 64
+        assert "tl.where(first < s1, s0, 0)" in steps_program(RecurrentSpec("LSTM", None, None, H, panel), "s").text
+
+
+def test_one_that_is_alone_waits_for_nobody() -> None:
+    """Else all workgroups of a row wait, but behind the last step, when the last of them sets the counter back."""
+    alone, two = (steps_program(RecurrentSpec("LSTM", None, 1, H, 8), "s").text for H in (8, 12))
+    assert "atomic" not in alone and alone.count("debug_barrier") == 1
+    assert re.search(r"if step == s0 - 1:\n +if came == 2 \* s0 - 1:\n +tl.store\(count \+ first, 0\)", two)
+    assert re.search(r"while tl.atomic_add\(count \+ first, 0, sem='acquire'\) < \(step \+ 1\) \* 2:", two)
+    assert "cache_modifier='.cg'" in two, "what others wrote may lie in the first cache as it was"
+
+
+@pytest.mark.parametrize(("op", "way"), [("LSTM", "forward"), ("GRU", "bidirectional"), ("LSTM", "bidirectional")])
+def test_one_dispatch_of_all_steps(op: str, way: str, tmp_path: Path) -> None:
+    """Of free lengths and batches, which IREE mixes up; compiled for all architectures once, and as Triton's source else."""
+    model = layer(op, 24, direction=way, states=True)  # type: ignore[arg-type]
+    if way == "forward":
+        text = import_model(model, "cuda").text
+        iree_compile(text, tmp_path / "m.vmfb", CUDA, timeout_s=200)
+        data = (tmp_path / "m.vmfb").read_bytes()
+        assert b".target sm_90a" in data and b".target sm_80" in data
+    else:
+        with triton_sources():
+            text = import_model(model, "cuda").text
+    iree_compile(text, tmp_path / "m.stream", CUDA, phase="stream", timeout_s=200)
+    program = (tmp_path / "m.stream").read_text()
+    count = 2 if way == "bidirectional" else 1
+    assert len(re.findall(r"stream\.cmd\.dispatch {?@steps_", program)) == count and "scf.while" not in program
+
+
+def test_what_has_no_kernel_is_refused_as_before() -> None:
+    with triton_sources(), pytest.raises(ModelError, match="GRU of a free length and a free batch"):
+        import_model(layer("GRU", 24, linear_before_reset=0), "cuda")
