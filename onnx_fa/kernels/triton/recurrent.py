@@ -170,8 +170,8 @@ def _of(t: Block, op: str, value: str) -> str:
 
 
 def _wait_for_all(t: Block, spec: RecurrentSpec, steps: str) -> None:
-    """Goes on when all workgroups of the rows have written their states of a step. Behind the last step nobody waits, and the last to
-    come leaves the counter at zero."""
+    """Goes on when all workgroups of the rows have written their states of a step. Behind the last step nobody waits, and the last
+    to come leaves the counter at zero."""
     t.do("tl.debug_barrier()  # all threads' states are written")
     if spec.panels == 1:
         return
