@@ -9,8 +9,9 @@ import pytest
 
 from onnx_fa.errors import ModelError
 from onnx_fa.iree.compile import import_model, iree_compile
+from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.recurrent import panel_of, steps_program
-from onnx_fa.spec.recurrent import RecurrentSpec
+from onnx_fa.spec.recurrent import Cell, RecurrentSpec
 from onnx_fa.spec.target import parse_target
 from tests.iree.test_recurrent_steps import layer
 from tests.support.interpreted import distances_of
@@ -43,6 +44,24 @@ def test_one_that_is_alone_waits_for_nobody() -> None:
     assert re.search(r"if step == s0 - 1:\n +if came == 2 \* s0 - 1:\n +tl.store\(count \+ first, 0\)", two)
     assert re.search(r"while tl.atomic_add\(count \+ first, 0, sem='acquire'\) < \(step \+ 1\) \* 2:", two)
     assert "cache_modifier='.cg'" in two, "what others wrote may lie in the first cache as it was"
+
+
+@pytest.mark.parametrize("cell", ["LSTM", "GRU"])
+@pytest.mark.parametrize("steps", [None, 5])
+@pytest.mark.parametrize("rows", [None, 3])
+def test_sizes_are_numbered_in_order(cell: Cell, steps: int | None, rows: int | None) -> None:
+    """As what compiles a program calls its parameters, whichever sizes are free."""
+    program = steps_program(RecurrentSpec(cell, steps, rows, 16, 8), "s")
+    free = [name for name, size in (("steps", steps), ("rows", rows)) if size is None]
+    parameters = re.search(r"def s\(.*count, out0, out1(?:, out2)?(.*)\):", program.text)
+    assert parameters and parameters[1] == "".join(f", s{i}" for i in range(len(free)))
+    assert program.constants == tuple(free) and not re.search(r"[(*,] None[), ]", program.text)
+
+
+def test_one_free_size_compiles() -> None:
+    for steps, rows in ((None, 3), (5, None)):
+        program = steps_program(RecurrentSpec("GRU", steps, rows, 16, 8), f"s{steps}_{rows}")
+        assert ".target sm_80" in ptx.compile_program(program, 80, 4, 1).text
 
 
 @pytest.mark.parametrize(("op", "way"), [("LSTM", "forward"), ("GRU", "bidirectional"), ("LSTM", "bidirectional")])

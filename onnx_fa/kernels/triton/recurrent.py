@@ -71,7 +71,8 @@ def _rows_at_once(spec: RecurrentSpec) -> int:
 def steps_program(spec: RecurrentSpec, symbol: str) -> Program:
     """The source."""
     t, H, U = Block(), spec.H, spec.panel
-    steps, rows = (str(n) if n is not None else name for n, name in ((spec.steps, "s0"), (spec.rows, "s1")))
+    sizes = _sizes(spec)
+    steps, rows = sizes.get("steps", str(spec.steps)), sizes.get("rows", str(spec.rows))
     deep = min(128, _SUMS // (4 * U))
     t.do("pid = tl.program_id(0)")
     t.do("wide = pid.to(tl.int64) * 0")
@@ -110,12 +111,13 @@ def steps_program(spec: RecurrentSpec, symbol: str) -> Program:
     given = [*operands.weights, *(operands.states if spec.started else ())]
     pointers = [(v.name.removeprefix("%"), "f32") for v in given]
     outs = [(f"out{i}", "f32") for i in range(1 + spec.states)]
-    return write_program(symbol, [*pointers, ("count", "i32"), *outs], _sizes(spec), t.lines)
+    return write_program(symbol, [*pointers, ("count", "i32"), *outs], sizes, t.lines)
 
 
 def _sizes(spec: RecurrentSpec) -> dict[str, str]:
     """The parameters of sizes that only a run knows, by what they are called in the function."""
-    return ({"steps": "s0"} if spec.steps is None else {}) | ({"rows": "s1"} if spec.rows is None else {})
+    free = [name for name, size in (("steps", spec.steps), ("rows", spec.rows)) if size is None]
+    return {name: f"s{i}" for i, name in enumerate(free)}
 
 
 def _held(spec: RecurrentSpec, first: str, before: str, place: str, mask: str) -> str:
