@@ -25,7 +25,7 @@ from onnx_fa.spec.site_case import ALL, SiteCase, find_case
 from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.tuning.journal import Journal
 from onnx_fa.tuning.search import Search, Settings, journal_head
-from onnx_fa.tuning.spaces import body_of, space
+from onnx_fa.tuning.spaces import body_of, has_space, space
 
 TABLE_TAG, GPU_TAG = "tune", "tune_gpu"
 """Cases with this tag are tuned when none is named, on CPUs and on GPUs."""
@@ -74,6 +74,8 @@ def _families(
             if settings.body and not isinstance(case.spec, space(settings.body).kind):
                 raise UnsupportedError(f"{settings.body} is the body of another kind of sites")
             own = body_of(case.spec, target, settings.body or tried)
+            if not has_space(own):
+                raise UnsupportedError(f"its kernel is {own}, which has its tiles by a rule; --body vector tunes that of vectors")
             key = family(space(own).seen(case.spec), own)
         except UnsupportedError as e:
             left_out.append(f"{case.name}: {e}" + "; try --kernels iree" * (body == "triton" and gpu is not None))

@@ -66,6 +66,11 @@ _BODIES: dict[type, Callable[[Any, Target, str], str]] = {
 }
 
 
+def has_space(body: str) -> bool:
+    """Whether there is something to try for a body: others have their tiles by a rule."""
+    return body == "triton" or body in _SPACES
+
+
 def space(body: str, arch: int = 90, limits: Limits = DEFAULT) -> Space[Any]:
     """The space of a body; of Triton's for sm_`arch`, its compiler within `limits`. Raises OnnxFaError where there is none."""
     if body == "triton":

@@ -19,12 +19,12 @@ from onnx_fa.spec.attention import AttentionSpec
 from onnx_fa.spec.cases import case, draw_operands
 from onnx_fa.spec.target import Target, parse_target
 from onnx_fa.spec.terms import Causal
-from onnx_fa.tuning import search
+from onnx_fa.tuning import command, search
 from onnx_fa.tuning.command import tune
 from onnx_fa.tuning.journal import Journal
 from onnx_fa.tuning.program import Program
 from onnx_fa.tuning.search import Search, Settings, journal_head
-from onnx_fa.tuning.spaces import space
+from onnx_fa.tuning.spaces import body_of, space
 from tests.support import tiny
 from tests.support.cli_process import run_main
 
@@ -195,6 +195,16 @@ def test_tune_keeps_the_database_whole(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == [out.name]
     with pytest.raises(OnnxFaError, match="nothing to tune"):
         tune([no_kernel], HOST, out, QUICK)
+
+
+def test_sites_whose_tiles_follow_a_rule_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And others are tuned all the same."""
+    longer = case("longer", Sq=128, Skv=128)
+    monkeypatch.setattr(command, "body_of", lambda spec, *_: "split" if spec.Sq == 128 else body_of(spec, *_))
+    _, (entry,), left_out = tune([longer, TINY], HOST, tmp_path / f"{NAME}.json", QUICK)
+    assert entry.case.startswith(TINY.name) and left_out == [
+        "longer: its kernel is split, which has its tiles by a rule; --body vector tunes that of vectors"
+    ]
 
 
 @pytest.mark.parametrize("body", [pytest.param("vector", marks=pytest.mark.whole), "few"])
