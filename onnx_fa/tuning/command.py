@@ -75,7 +75,9 @@ def _families(
                 raise UnsupportedError(f"{settings.body} is the body of another kind of sites")
             own = body_of(case.spec, target, settings.body or tried)
             if not has_space(own):
-                raise UnsupportedError(f"its kernel is {own}, which has its tiles by a rule; --body vector tunes that of vectors")
+                raise UnsupportedError(
+                    f"its kernel is {own}, which has its tiles by a rule; --body vector tunes that of vectors"
+                )
             key = family(space(own).seen(case.spec), own)
         except UnsupportedError as e:
             left_out.append(f"{case.name}: {e}" + "; try --kernels iree" * (body == "triton" and gpu is not None))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from onnx_fa.errors import ModelError
 from onnx_fa.iree.compile import import_model, iree_compile
 from onnx_fa.kernels.triton import ptx
-from onnx_fa.kernels.triton.recurrent import panel_of, steps_program
+from onnx_fa.kernels.triton.recurrent import emit_steps, panel_of, steps_program
 from onnx_fa.spec.recurrent import Cell, RecurrentSpec
 from onnx_fa.spec.target import parse_target
 from tests.iree.test_recurrent_steps import layer
@@ -62,6 +63,27 @@ def test_one_free_size_compiles() -> None:
     for steps, rows in ((None, 3), (5, None)):
         program = steps_program(RecurrentSpec("GRU", steps, rows, 16, 8), f"s{steps}_{rows}")
         assert ".target sm_80" in ptx.compile_program(program, 80, 4, 1).text
+
+
+@pytest.mark.parametrize(("H", "panel"), [(512, 8), (4096, 64)])
+def test_as_many_run_at_once_as_wait_for_each_other(H: int, panel: int, tmp_path: Path) -> None:
+    """A multiprocessor has registers for six workgroups of 128 threads with 80 each."""
+    triton = pytest.importorskip("triton")
+    assembler = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    program = steps_program(RecurrentSpec("LSTM", None, None, H, panel, started=True), "s")
+    (tmp_path / "s.ptx").write_text(ptx.compile_program(program, 90, 4, 1).text)
+    command = [assembler, "-arch", "sm_90a", "-v", "s.ptx", "-o", "s.cubin"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    used = re.search(r"Used (\d+) registers", done.stderr + done.stdout)
+    assert used and int(used[1]) <= 80
+
+
+def test_kernels_follow_each_other() -> None:
+    """Whose workgroups might else take each other's places while both wait: their counter is the same, of all in a program."""
+    with triton_sources():
+        texts = [emit_steps(RecurrentSpec("LSTM", None, None, H, 8)) for H in (8, 24)]
+    assert len(set.intersection(*map(set, texts))) == 1 and "recurrent_steps_count" in texts[0]
+    assert texts[0]["recurrent_steps_count"] == texts[1]["recurrent_steps_count"]
 
 
 @pytest.mark.parametrize(("op", "way"), [("LSTM", "forward"), ("GRU", "bidirectional"), ("LSTM", "bidirectional")])

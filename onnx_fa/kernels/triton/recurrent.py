@@ -2,7 +2,8 @@
 the whole sequence. Those of the same rows wait for each other behind each step, whose states they read from what it has written of
 the result.
 
-There are so few workgroups that any GPU runs all of them at the same time: none waits for one that cannot begin.
+There are so few workgroups that any GPU runs all of them at the same time: none waits for one that cannot begin. All kernels of a
+program count in the same numbers, so that each begins when the one before has ended.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from onnx_fa.spec.expr import SCORE, Apply, ScoreExpr
 from onnx_fa.spec.recurrent import RecurrentSpec
 
 _MOST, _ALL = 64, 128
-"""Workgroups of a row at most, and all of them: GPUs from 28 multiprocessors on run them at once."""
+"""Workgroups of a row at most, and all of them: with 80 registers for each thread, six of them on a multiprocessor, GPUs from 22
+multiprocessors on run them at once."""
 _LEAST = 8
 """Columns of one: less than a sector of memory is read for nothing."""
 _WIDEST = 64
@@ -32,6 +34,8 @@ _WIDEST = 64
 _SUMS = 4096
 """Of all gates and columns of a workgroup, side by side along the states that are multiplied."""
 _WARPS = 4
+_COUNTERS = Counters("recurrent_steps", _ALL)
+"""How many workgroups of each group of rows have come."""
 _CELLS = "out2 + row * {}"
 """Where the state c of a row is kept from step to step, by the H that it has: each workgroup reads what it wrote itself."""
 
@@ -53,11 +57,10 @@ def emit_steps(spec: RecurrentSpec) -> dict[str, str]:
     symbol = f"{spec.name}_step"
     program = steps_program(spec, symbol)
     codes = [ArchCode(arch, ptx.compile_program(program, arch, _WARPS, 1)) for arch in ARCHITECTURES]
-    counters = Counters(spec.name, _rows_at_once(spec))
     texts = {
-        counters.symbol: [counters.declaration],
+        _COUNTERS.symbol: [_COUNTERS.declaration],
         symbol: executable_text(symbol, program, codes, [_rows_at_once(spec)] * len(codes)),
-        spec.name: _function(spec, symbol, counters),
+        spec.name: _function(spec, symbol),
     }
     return {key: "\n".join(lines) + "\n" for key, lines in texts.items()}
 
@@ -187,21 +190,21 @@ def _wait_for_all(t: Block, spec: RecurrentSpec, steps: str) -> None:
     t.do("tl.debug_barrier()  # no thread reads before that")
 
 
-def _function(spec: RecurrentSpec, symbol: str, counters: Counters) -> list[str]:
+def _function(spec: RecurrentSpec, symbol: str) -> list[str]:
     """What a program calls: the dispatch."""
     t, of = Text(), StepOperands(spec)
     operands = [*of.weights, *(of.states if spec.started else ())]
     read_dims(t, operands[:1])
     values, types = [x.name for x in operands], [_of_run(x) for x in operands]
-    values.append(counters.load(t))
-    types.append(counters.type)
+    values.append(_COUNTERS.load(t))
+    types.append(_COUNTERS.type)
     results = [values[-1], *(_of_run(y) for y in of.results)]
     for dim in _sizes(spec):
         values.append(t.let(f"arith.index_cast %{dim} : index to i32"))
         types.append("i32")
     count = [t.index(spec.panels)] * len(ARCHITECTURES)
     made = dispatch(t, symbol, list(ARCHITECTURES), count, values, types, results)
-    counters.store(t, made[0])
+    _COUNTERS.store(t, made[0])
     return plain_function_text(spec.name, operands, of.results, t.render(), made[1:])
 
 
