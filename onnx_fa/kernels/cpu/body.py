@@ -189,8 +189,7 @@ def split_body(
     off: frozenset[Switch] = ALL_ON,
     workers: int = 0,
 ) -> AttentionBody:
-    """The same of f32, whose numbers are split; workers have slots of the `memory`, and as many `workers`, if they are known, have
-    alike."""
+    """The same of f32, whose numbers are split; workers have slots of the `memory`. `workers` as Operands has them."""
     operands = Operands(spec, config, splits, off, moves_back=False, workers=workers)
     rows = QueriesAlongLanes(operands)
     terms = ScoreTerms(operands, rows)

@@ -42,7 +42,7 @@ class Operands:
         moves_back: bool = True,
         workers: int = 0,
     ) -> None:
-        """`workers`: of them, who are to have as many workgroups as the others."""
+        """`workers`: among how many of them workgroups are spread, so that they have alike (spread.py); 0 where they are not."""
         if splits != 1 and not can_split(spec):
             raise UnsupportedError(
                 "the keys of row statistics, of rounded probabilities, or of a dynamic batch, Hq or Sq, are not split"

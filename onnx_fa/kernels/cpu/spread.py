@@ -23,8 +23,8 @@ class Spread:
 
 
 def spread_groups(t: Text, groups: str, workers: int) -> Spread:
-    """So many workgroups, an index, for so many workers, who then have no more than one of them, or one in each turn, more than
-    others."""
+    """So many workgroups, an index, for so many workers: none of them then has more than one workgroup, or one in each turn, more
+    than another."""
     one, reserved = t.index(1), t.index(RESERVED)
     few = t.test("ult", groups, t.index(workers * RESERVED))
     turns = t.arith("ceildivui", t.arith("ceildivui", groups, reserved), t.index(workers))
