@@ -9,15 +9,11 @@ import numpy as np
 import onnx
 import pytest
 
-from onnx_fa.iree.compile import import_model, iree_compile
-from onnx_fa.spec.target import parse_target
+from tests.support.cuda_programs import program_of
 from tests.support.halved import halved
 from tests.support.image_nets import Net
 from tests.support.interpreted import distances_of
 from tests.support.random_sounds import sound_net
-from tests.support.triton_sources import triton_sources
-
-CUDA = parse_target("cuda")
 
 
 def test_numbers() -> None:
@@ -54,16 +50,7 @@ def test_two_dispatches(make: object, half: bool, tmp_path: Path) -> None:
     """Two for each norm, and nothing is turned between convolutions; compiled for all architectures once."""
     model = make()  # type: ignore[operator]
     model, whole = (halved(model) if half else model), make is of_sounds and not half
-    if whole:
-        text = import_model(model, "cuda").text
-        iree_compile(text, tmp_path / "m.vmfb", CUDA, timeout_s=200)
-        data = (tmp_path / "m.vmfb").read_bytes()
-        assert b".target sm_90a" in data and b".target sm_80" in data
-    else:
-        with triton_sources():
-            text = import_model(model, "cuda").text
-    iree_compile(text, tmp_path / "m.stream", CUDA, phase="stream", timeout_s=200)
-    program = (tmp_path / "m.stream").read_text()
+    program = program_of(model, tmp_path, compiled=whole)
     norms = 1 if make is of_sounds else 2
     assert len(re.findall(r"stream\.cmd\.dispatch {@channels_", program)) == 2 * norms
     assert len(re.findall(r"stream\.cmd\.dispatch {@conv_", program)) == norms + 1

@@ -9,16 +9,14 @@ from pathlib import Path
 import pytest
 
 from onnx_fa.errors import ModelError
-from onnx_fa.iree.compile import import_model, iree_compile
+from onnx_fa.iree.compile import import_model
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.recurrent import emit_steps, panel_of, steps_program
 from onnx_fa.spec.recurrent import Cell, RecurrentSpec
-from onnx_fa.spec.target import parse_target
 from tests.iree.test_recurrent_steps import layer
+from tests.support.cuda_programs import program_of
 from tests.support.interpreted import distances_of
 from tests.support.triton_sources import triton_sources
-
-CUDA = parse_target("cuda")
 
 
 def test_numbers() -> None:
@@ -90,16 +88,7 @@ def test_kernels_follow_each_other() -> None:
 def test_one_dispatch_of_all_steps(op: str, way: str, tmp_path: Path) -> None:
     """Of free lengths and batches, which IREE mixes up; compiled for all architectures once, and as Triton's source else."""
     model = layer(op, 24, direction=way, states=True)  # type: ignore[arg-type]
-    if way == "forward":
-        text = import_model(model, "cuda").text
-        iree_compile(text, tmp_path / "m.vmfb", CUDA, timeout_s=200)
-        data = (tmp_path / "m.vmfb").read_bytes()
-        assert b".target sm_90a" in data and b".target sm_80" in data
-    else:
-        with triton_sources():
-            text = import_model(model, "cuda").text
-    iree_compile(text, tmp_path / "m.stream", CUDA, phase="stream", timeout_s=200)
-    program = (tmp_path / "m.stream").read_text()
+    program = program_of(model, tmp_path, compiled=way == "forward")
     count = 2 if way == "bidirectional" else 1
     assert len(re.findall(r"stream\.cmd\.dispatch {?@steps_", program)) == count and "scf.while" not in program
 

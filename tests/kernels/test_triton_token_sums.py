@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from onnx_fa.iree.compile import import_model, iree_compile
-from onnx_fa.spec.target import parse_target
+from onnx_fa.iree.compile import import_model
 from tests.iree.test_token_sums import CASES, REFUSED
+from tests.support.cuda_programs import program_of
 from tests.support.interpreted import distances_of
 from tests.support.triton_sources import triton_sources
 
 ROOT = Path(__file__).parents[2]
-CUDA = parse_target("cuda")
 
 
 def test_numbers() -> None:
@@ -26,16 +25,7 @@ def test_numbers() -> None:
 @pytest.mark.parametrize("name", ["ragged", "known", "turned", "apart", "plain", "narrow"])
 def test_one_dispatch(name: str, tmp_path: Path) -> None:
     """Compiled for all architectures once, and as Triton's source else."""
-    if name == "ragged":
-        text = import_model(CASES[name].model(), "cuda").text
-        iree_compile(text, tmp_path / "m.vmfb", CUDA, timeout_s=200)
-        data = (tmp_path / "m.vmfb").read_bytes()
-        assert b".target sm_90a" in data and b".target sm_80" in data
-    else:
-        with triton_sources():
-            text = import_model(CASES[name].model(), "cuda").text
-    iree_compile(text, tmp_path / "m.stream", CUDA, phase="stream", timeout_s=200)
-    program = (tmp_path / "m.stream").read_text()
+    program = program_of(CASES[name].model(), tmp_path, compiled=name == "ragged")
     assert len(re.findall(r"stream\.cmd\.dispatch {?@linear_attention_", program)) == 1 and "matmul" not in program
 
 

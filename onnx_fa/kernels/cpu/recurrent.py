@@ -42,10 +42,10 @@ class RecurrentSteps:
     def texts(self, target: Target) -> dict[str, str]:
         """The executable and the function of the name, which takes the operands, by their symbols."""
         of = StepOperands(self.spec)
-        symbol, operands = f"{self.name}_step", [*of.weights, *(of.states if self.spec.started else ())]
+        symbol = f"{self.name}_step"
         t = Text()
         made = _call_whole(t, symbol, of) if self._is_whole else _call_shared(t, symbol, of)
-        function = plain_function_text(self.name, operands, of.results, t.render(), made)
+        function = plain_function_text(self.name, of.given, of.results, t.render(), made)
         body = (_WholeBody if self._is_whole else SharedBody)(of, target)
         return {symbol: joined(body.executable(symbol)), self.name: joined(function)}
 

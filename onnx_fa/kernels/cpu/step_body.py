@@ -45,6 +45,11 @@ class StepOperands:
         return [Operand(name, (self.lead[1], self.spec.H), "f32") for name in ("%h", "%c")[: self.spec.states]]
 
     @property
+    def given(self) -> list[Operand]:
+        """What the function takes."""
+        return [*self.weights, *(self.states if self.spec.started else ())]
+
+    @property
     def results(self) -> list[Operand]:
         """Of the function."""
         return [Operand("%all", (*self.lead, self.spec.H), "f32"), *self.states]

@@ -39,7 +39,7 @@ def emit_product(spec: WindowSpec, product: LinearSpec, target: Target, symbol: 
     (product_y,) = call_changing(t, symbol, made.operands, values, made.outputs, made.kept)
     (output,) = made.outputs
     sizes = _sizes(y, dims)
-    result = t.let(f"flow.tensor.reshape {product_y} : {output.type}{output.sizes} -> {y.type}{sizes}")
+    result = t.let(f"flow.tensor.reshape {product_y} : {output.sized_type} -> {y.type}{sizes}")
     arguments = ", ".join(f"{x.name}: {x.type}" for x in own)
     function = [
         f"util.func private @{spec.name}({arguments}) -> {y.type} {{",
@@ -54,7 +54,7 @@ def _reshaped(t: Text, own: Operand, wanted: Operand, dims: dict[str, str]) -> s
     """An operand of the convolution as the product has it."""
     if own.shape == wanted.shape:
         return own.name
-    return t.let(f"flow.tensor.reshape {own.name} : {own.type}{_sizes(own, dims)} -> {wanted.type}{wanted.sizes}")
+    return t.let(f"flow.tensor.reshape {own.name} : {own.type}{_sizes(own, dims)} -> {wanted.sized_type}")
 
 
 def _sizes(x: Operand, dims: dict[str, str]) -> str:

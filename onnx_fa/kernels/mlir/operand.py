@@ -38,6 +38,11 @@ class Operand:
         """Those dims as MLIR has them behind a type; "" where all are known."""
         return f"{{{', '.join(f'%{d}' for d in self.symbols)}}}" if self.symbols else ""
 
+    @property
+    def sized_type(self) -> str:
+        """Its type, and those dims behind it."""
+        return f"{self.type}{self.sizes}"
+
     def bound(self, access: str) -> str:
         """The type of the dispatch's argument."""
         return f"!iree_tensor_ext.dispatch.tensor<{access}:{self.type}>"

@@ -139,8 +139,8 @@ def _function(kernel: ChannelStatistics) -> list[str]:
     parted = Operand("%parted", (x.shape[0], PARTS, 2, spec.channels), "f32")
 
     def run(symbol: str, count: str, given: list[Operand], values: list[str], made: list[Operand]) -> list[str]:
-        types = [f"{v.type}{v.sizes}" for v in given] + ["i32"] * len(sizes)
-        results = [f"{v.type}{v.sizes}" for v in made]
+        types = [v.sized_type for v in given] + ["i32"] * len(sizes)
+        results = [v.sized_type for v in made]
         return dispatch(t, symbol, list(ARCHITECTURES), [count] * len(ARCHITECTURES), [*values, *sizes], types, results)
 
     (parts,) = run(f"{spec.name}_parts", t.arith("muli", whole, t.index(PARTS)), [x], [x.name], [parted])

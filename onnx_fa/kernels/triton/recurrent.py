@@ -13,7 +13,6 @@ from functools import cache
 
 from onnx_fa.kernels.cpu.step_body import StepOperands
 from onnx_fa.kernels.mlir.called import plain_function_text, read_dims
-from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.config import ARCHITECTURES
@@ -110,9 +109,7 @@ def steps_program(spec: RecurrentSpec, symbol: str) -> Program:
         t.do(
             f"    tl.store(out2 + row * {H} + column, {_held(spec, 'c', _CELLS.format(H), 'column', 'own')}, mask=own)"
         )
-    operands = StepOperands(spec)
-    given = [*operands.weights, *(operands.states if spec.started else ())]
-    pointers = [(v.name.removeprefix("%"), "f32") for v in given]
+    pointers = [(v.name.removeprefix("%"), "f32") for v in StepOperands(spec).given]
     outs = [(f"out{i}", "f32") for i in range(1 + spec.states)]
     return write_program(symbol, [*pointers, ("count", "i32"), *outs], sizes, t.lines)
 
@@ -193,20 +190,15 @@ def _wait_for_all(t: Block, spec: RecurrentSpec, steps: str) -> None:
 def _function(spec: RecurrentSpec, symbol: str) -> list[str]:
     """What a program calls: the dispatch."""
     t, of = Text(), StepOperands(spec)
-    operands = [*of.weights, *(of.states if spec.started else ())]
-    read_dims(t, operands[:1])
-    values, types = [x.name for x in operands], [_of_run(x) for x in operands]
+    read_dims(t, of.given[:1])
+    values, types = [x.name for x in of.given], [x.sized_type for x in of.given]
     values.append(_COUNTERS.load(t))
     types.append(_COUNTERS.type)
-    results = [values[-1], *(_of_run(y) for y in of.results)]
+    results = [values[-1], *(y.sized_type for y in of.results)]
     for dim in _sizes(spec):
         values.append(t.let(f"arith.index_cast %{dim} : index to i32"))
         types.append("i32")
     count = [t.index(spec.panels)] * len(ARCHITECTURES)
     made = dispatch(t, symbol, list(ARCHITECTURES), count, values, types, results)
     _COUNTERS.store(t, made[0])
-    return plain_function_text(spec.name, operands, of.results, t.render(), made[1:])
-
-
-def _of_run(x: Operand) -> str:
-    return f"{x.type}{x.sizes}"
+    return plain_function_text(spec.name, of.given, of.results, t.render(), made[1:])

@@ -31,7 +31,7 @@ def emit_sequence(spec: SequenceSpec) -> dict[str, str]:
         places, sizes = "%places", ["%length", t.arith("maxui", "%places", t.index(1))]
     rows = t.arith("muli", images, places)
     made = code.call(
-        t, [v.name for v in operands], [f"{v.type}{v.sizes}" for v in operands], rows, _in_phases(t, spec, y), sizes
+        t, [v.name for v in operands], [v.sized_type for v in operands], rows, _in_phases(t, spec, y), sizes
     )
     texts = code.texts | {spec.name: function_text(spec.name, operands, [y], t, [made])}
     return {key: "\n".join(lines) + "\n" for key, lines in texts.items()}

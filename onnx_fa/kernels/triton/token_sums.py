@@ -8,7 +8,6 @@ from functools import cache
 
 from onnx_fa.kernels.cpu.token_sums import TokenSums
 from onnx_fa.kernels.mlir.called import function_text, read_dims
-from onnx_fa.kernels.mlir.operand import Operand
 from onnx_fa.kernels.mlir.text import Text
 from onnx_fa.kernels.triton import ptx
 from onnx_fa.kernels.triton.config import ARCHITECTURES, padded
@@ -108,13 +107,9 @@ def _function(spec: TokenSums, symbol: str) -> list[str]:
     read_dims(t, operands)
     B, _, H, _ = (f"%{d}" if isinstance(d, str) else t.index(d) for d in y.shape)
     count = t.arith("maxui", t.arith("muli", B, H), t.index(1))  # CUDA takes no launch of nothing
-    values, types = [x.name for x in operands], [_of_run(x) for x in operands]
+    values, types = [x.name for x in operands], [x.sized_type for x in operands]
     for dim in _sizes(spec):
         values.append(t.let(f"arith.index_cast %{dim} : index to i32"))
         types.append("i32")
-    made = dispatch(t, symbol, list(ARCHITECTURES), [count] * len(ARCHITECTURES), values, types, [_of_run(y)])
+    made = dispatch(t, symbol, list(ARCHITECTURES), [count] * len(ARCHITECTURES), values, types, [y.sized_type])
     return function_text(spec.name, operands, [y], t, made)
-
-
-def _of_run(x: Operand) -> str:
-    return f"{x.type}{x.sizes}"

@@ -127,7 +127,7 @@ class WindowCode:
         numbers = BUSY * max(code.largest_part for code in self.codes)
         given = [t.let(f"arith.index_cast {size} : index to i32") for size in (rows, *sizes)]
         dispatched = Dispatched(self.symbol, ARCHITECTURES, self.counters, numbers)
-        return dispatched.run(t, counts, values, kinds, given, [f"{y.type}{y.sizes}"])[0]
+        return dispatched.run(t, counts, values, kinds, given, [y.sized_type])[0]
 
 
 def compile_window(spec: WindowSpec, name: str, *, free: bool = False) -> WindowCode:
@@ -150,6 +150,6 @@ def emit_window(spec: WindowSpec) -> dict[str, str]:
     code, t, operands = compile_window(spec, spec.name), Text(), operands_of(spec)
     y, images = y_of(spec), "%rows" if spec.parts is None else t.index(spec.parts)
     rows = t.arith("muli", images, t.index(spec.rows))
-    made = code.call(t, [x.name for x in operands], [f"{x.type}{x.sizes}" for x in operands], rows, y)
+    made = code.call(t, [x.name for x in operands], [x.sized_type for x in operands], rows, y)
     texts = code.texts | {spec.name: function_text(spec.name, operands, [y], t, [made])}
     return {key: "\n".join(lines) + "\n" for key, lines in texts.items()}
