@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from onnx_fa.kernels.triton.linear_bits import FewBitsSource, bytes_of_word, few
 from onnx_fa.kernels.triton.linear_few import few_config
 from onnx_fa.kernels.triton.linear_source import LinearConfig, LinearSource
 from onnx_fa.kernels.triton.linear_tiles import all_measured, measured_tiles
-from onnx_fa.spec.expr import Tensor
+from onnx_fa.spec.expr import SCORE, Apply, Tensor
 from onnx_fa.spec.fused_linear import FusedLinear
 from onnx_fa.spec.linear import Bits, LinearSpec, biased, linear_name, multiply, unpacked, weight_of
 from onnx_fa.spec.target import parse_target
@@ -220,15 +221,23 @@ def test_numbers_of_words_are_one_instruction_each() -> None:
 
 
 def test_forms_of_halves() -> None:
-    """Of halves parts of K pay for a few rows alone. All forms have as many threads."""
-    free, wide = (_compiled(LinearSpec(("b", "s"), K, N, "f16"))[1][0] for K, N in ((3072, 768), (768, 3072)))
-    assert [(most, c.BM, c.BN, c.splits) for most, c in free.smaller] == [(16, 16, 16, 12), (704, 64, 32, 1)]
-    assert [(most, c.BM, c.BN, c.splits) for most, c in wide.smaller] == [(16, 16, 16, 3), (320, 64, 64, 1)]
-    for code in (free, wide):
-        assert (code.config.BM, code.config.BN, code.config.splits) == (64, 128, 1)
+    """Of halves parts of K pay for a few rows alone. Tiles grow with the rows, to tall ones where but a bias follows, and
+    all have as many threads."""
+    residual = replace(biased(LinearSpec(("b", "s"), 3072, 768, "f16")), then=Apply("Add", Tensor(0), SCORE))
+    residual = replace(residual, tensors=(TensorArg(("b", "s", 768), "f16"),))
+    long, wide = (_compiled(spec)[1] for spec in (residual, biased(LinearSpec(("b", "s"), 768, 3072, "f16"))))
+    few, low = (16, 16, 16, 12), [(320, 64, 32, 1), (704, 64, 64, 1)]
+    assert [(most, c.BM, c.BN, c.splits) for most, c in long[0].smaller] == [few, *low]
+    few, low = (16, 16, 16, 3), [(128, 64, 64, 1), (640, 64, 128, 1)]
+    assert [(most, c.BM, c.BN, c.splits) for most, c in wide[0].smaller] == [few, *low]
+    assert [(c.config.BM, c.config.BN) for c in (*long, *wide)] == [(64, 128), (64, 128), (128, 128), (64, 128)]
+    for code in (*long, *wide):
         assert {c.warps for c in code.forms} == {4} and code.largest_part == 256
     some = _compiled(LinearSpec(("b", 197), 768, 768, "f16"))[1][0]
-    assert [most for most, _ in some.smaller] == [704] and some.most_splits == 1
+    assert [most for most, _ in some.smaller] == [320, 704, 2816] and some.most_splits == 1
+    # Columns of three results, of which no tile of 64 is one's alone.
+    parts = _compiled(LinearSpec(("b", "s"), 96, 288, "f16", parts=(96, 96, 96)))[1][0]
+    assert [(c.BM, c.BN) for c in parts.forms] == [(64, 32), (16, 16)]
 
 
 def test_forms_of_f32() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from onnx_fa.kernels.mlir.expressions import IntBounds
 from onnx_fa.kernels.plan.score import LOG2, LOG2E, MASK_FLOOR, fill_log2, kind, uses
 from onnx_fa.kernels.triton import reciprocals
+from onnx_fa.kernels.triton.one_and import one_and_erf, one_and_tanh
 from onnx_fa.spec.dtypes import F16_MAX, F32_MAX
 from onnx_fa.spec.expr import Apply, Constant, Float, Int, Length, ScoreExpr, Tensor
 from onnx_fa.spec.terms import Dim, TensorArg
@@ -66,8 +67,18 @@ class Block:
 class Expressions:
     """Writes expressions into a block. `known` names the values of leaves, and of what was computed before."""
 
-    def __init__(self, block: Block, sq: Dim, skv: Dim, tensors: tuple[TensorArg, ...], exact_tanh: bool) -> None:
-        self.t, self.tensors, self.exact_tanh = block, tensors, exact_tanh
+    def __init__(
+        self,
+        block: Block,
+        sq: Dim,
+        skv: Dim,
+        tensors: tuple[TensorArg, ...],
+        exact_tanh: bool,
+        *,
+        to_halves: bool = False,
+    ) -> None:
+        """`to_halves`: what they give is rounded to f16 or bf16."""
+        self.t, self.tensors, self.exact_tanh, self.to_halves = block, tensors, exact_tanh, to_halves
         self.bounds = IntBounds(sq, skv, tensors)
 
     def emit(
@@ -112,6 +123,10 @@ class Expressions:
                 # The same number, from conversions of positions alone, which cost nothing per score.
                 if all(_fits(*self.bounds.of(x), limit=_EXACT_INT) for x in (difference, a, b)):
                     return f"{emit(Apply('ToFloat', a))} - {emit(Apply('ToFloat', b))}"
+            case Apply("Add", (Apply("Erf", (z,)), Float(1.0)) | (Float(1.0), Apply("Erf", (z,)))) if self.to_halves:
+                return one_and_erf(self.t.let, self._tile(z, emit(z)))
+            case Apply("Add", (Apply("Tanh", (z,)), Float(1.0)) | (Float(1.0), Apply("Tanh", (z,)))) if self.exact_tanh:
+                return one_and_tanh(self.t.let, self._tile(z, emit(z)))
         values = [emit(a) for a in args]
         x = self._tile(args[0], values[0])
         integers = self._kind(args[0]) == "int"

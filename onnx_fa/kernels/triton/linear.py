@@ -13,6 +13,7 @@ from onnx_fa.kernels.mlir.entry import KernelEntry
 from onnx_fa.kernels.mlir.operand import ROWS
 from onnx_fa.kernels.mlir.text import element_type
 from onnx_fa.kernels.tiles.origin import Origin, built_in
+from onnx_fa.kernels.triton.config import MULTIPROCESSORS
 from onnx_fa.kernels.triton.entry import Counters, Dispatched
 from onnx_fa.kernels.triton.executable import executable_text
 from onnx_fa.kernels.triton.few_source import MOST_ROWS, FewConfig
@@ -30,6 +31,7 @@ from onnx_fa.kernels.triton.linear_tiles import DATABASE, measured_tiles, neares
 from onnx_fa.kernels.triton.program import Program
 from onnx_fa.kernels.triton.shared_sums import BUSY, LOW_TILES, MOST_TILES, most_parts
 from onnx_fa.kernels.triton.tiles import PROCESSORS
+from onnx_fa.spec.expr import parts
 from onnx_fa.spec.fused_linear import FusedLinear
 from onnx_fa.spec.linear import LinearSpec, linear_name
 
@@ -43,8 +45,10 @@ _TILE = 64 * 128
 """Numbers of a small tile: as many of them as there are multiprocessors fill a GPU without parts of K."""
 _SQUARE = 64
 """Rows and columns of a tile, by which it is told whether K is to be cut into parts."""
-_NARROW = 1024
-"""Columns up to which low tiles of halves are narrow, so that there are enough."""
+_HALVES = (LinearConfig(64, 32, 128, 4, 4), LinearConfig(64, 64, 64, 4, 4), LinearConfig(64, 128, 64, 4, 4))
+"""Tiles of halves, for ever more rows."""
+_TALL = LinearConfig(128, 128, 64, 4, 3)
+"""Tiles for the most rows of some, with as many warps as the others, as forms of one kernel have."""
 _USUAL_ROWS = 512
 """What unknown numbers of rows are taken to be, where tiles are chosen."""
 
@@ -164,42 +168,62 @@ def _has_forms(spec: LinearSpec) -> bool:
     return spec.bits is None and not wide
 
 
-def _low_tiles(spec: LinearSpec, arch: int) -> LinearConfig:
-    """For so few rows that taller tiles leave multiprocessors without work (benchmarks/linear-f32-h200.csv and
-    linear-f16-h200.csv)."""
-    stages = 4 if arch >= 90 else 3
-    if spec.dtype != "f32":
-        return LinearConfig(64, 32, 128, 4, stages) if spec.N <= _NARROW else LinearConfig(64, 64, 64, 4, stages)
-    if 0 < spec.N % 64 <= 32:
-        return LinearConfig(64, 32, 32, 4, stages)
-    return LinearConfig(32, 64, 64 if arch >= 90 and spec.K > 64 else 32, 4, 3)
+def _low_forms(spec: LinearSpec, arch: int) -> list[tuple[int, LinearConfig]]:
+    """Tiles for so few rows that taller ones leave multiprocessors without work, the lowest first, each with the most rows that it
+    is for (benchmarks/linear-f32-h200.csv and linear-f16-forms-h200.csv)."""
+    if not _has_forms(spec):
+        return []
+    if spec.dtype == "f32" and 0 < spec.N % 64 <= 32:
+        return [(_most_f32(spec), LinearConfig(64, 32, 32, 4, 4 if arch >= 90 else 3))]
+    if spec.dtype == "f32":
+        return [(_most_f32(spec), LinearConfig(32, 64, 64 if arch >= 90 and spec.K > 64 else 32, 4, 3))]
+
+    def most(tiles: LinearConfig) -> int:
+        return max(1, MULTIPROCESSORS // -(-spec.N // tiles.BN)) * tiles.BM
+
+    narrow, square, wide = _HALVES
+    found = [(most(narrow), narrow)] * (most(narrow) > narrow.BM) + [(most(square), square)]
+    if _most_halves(spec, arch) == _TALL:
+        found.append((most(_TALL), wide))
+    return found if arch >= 90 else [(rows, replace(tiles, stages=3)) for rows, tiles in found]
+
+
+def _most_halves(spec: LinearSpec, arch: int) -> LinearConfig:
+    """The tiles of halves for the most rows. Tall ones have no registers left for what follows a sum, but a bias."""
+    if arch < 90:
+        return replace(_HALVES[-1], stages=3)
+    is_plain = all(t.shape == (spec.N,) for t in spec.tensors) and len(list(parts(spec.then))) <= 3
+    return _TALL if is_plain and _widest(spec) >= _TALL.BN <= spec.N else _HALVES[-1]
+
+
+def _most_f32(spec: LinearSpec) -> int:
+    return LOW_TILES * 32 // -(-spec.N // 64)
 
 
 def _most_low(spec: LinearSpec) -> int:
-    """The most rows that are for those; 0 where they are for none."""
-    if not _has_forms(spec):
-        return 0
-    if spec.dtype == "f32":
-        return LOW_TILES * 32 // -(-spec.N // 64)
-    low = _low_tiles(spec, 90)
-    return max(1, BUSY // -(-spec.N // low.BN)) * low.BM
+    """The most rows that are for low tiles; 0 where they are for none."""
+    return max((most for most, _ in _low_forms(spec, 90)), default=0)
 
 
 def _smaller(spec: LinearSpec, config: LinearConfig, arch: int) -> list[tuple[int, LinearConfig]]:
     """The tiles for fewer rows that code has beside its own, where only a run knows how many there are."""
-    least, most = _rows_at_least(spec), _most_low(spec)
+    least = _rows_at_least(spec)
     if spec.rows is not None:
         return []
-    few, low = _few_tiles(spec), _low_tiles(spec, arch)
-    if most and spec.dtype == "f32":
+    few, low = _few_tiles(spec), _low_forms(spec, arch)
+    if low and spec.dtype == "f32":
         # All forms have the registers of the one that takes most: with deeper steps 207, of which a multiprocessor holds two
         # workgroups, in place of 163, of which it holds three.
-        few, low = replace(few, BK=32, stages=8), replace(low, BK=32, stages=min(low.stages + (low.BK > 32), 4))
+        few = replace(few, BK=32, stages=8)
+        low = [(most, replace(c, BK=32, stages=min(c.stages + (c.BK > 32), 4))) for most, c in low]
     # Halves are so fast that parts of K pay for a few rows alone: of 128 rows of 3,072 by 768 they take twice as long.
     few = replace(few, splits=_splits(spec))
-    low = replace(low, splits=few.splits if spec.dtype == "f32" else 1)
-    found = [(FEW, few)] * (least <= FEW) + [(most, low)] * (max(least, FEW + 1) <= most)
-    return [(rows, replace(tiles, BN=min(tiles.BN, _widest(spec)), warps=config.warps)) for rows, tiles in found]
+    low = [(most, replace(c, splits=few.splits if spec.dtype == "f32" else 1)) for most, c in low]
+    found = [(FEW, few), *low] if least <= FEW else low
+    made = [(most, replace(c, BN=min(c.BN, _widest(spec)), warps=config.warps)) for most, c in found if least <= most]
+    # Where columns of several results make tiles narrow, some are as the next ones.
+    following = zip(made, [c for _, c in [*made, (0, config)][1:]], strict=True)
+    return [form for form, after in following if (form[1].BM, form[1].BN) != (after.BM, after.BN)]
 
 
 def _tiles(spec: LinearSpec, arch: int) -> list[LinearConfig | FewConfig]:
@@ -210,7 +234,7 @@ def _tiles(spec: LinearSpec, arch: int) -> list[LinearConfig | FewConfig]:
     if _are_few(spec):
         first = _few_tiles(spec)
     elif spec.rows is None and _most_low(spec) and spec.dtype != "f32":
-        first = LinearConfig(64, 128, 64, 4, 4 if arch >= 90 else 3)
+        first = _most_halves(spec, arch)
     elif spec.dtype == "f32" and _most_low(spec):
         # Code of several forms has as many threads in each. Of both architectures, which share the function's buffers, K is cut
         # alike.
@@ -219,7 +243,7 @@ def _tiles(spec: LinearSpec, arch: int) -> list[LinearConfig | FewConfig]:
         if arch < 90:
             first = LinearConfig(64, 64, 32, 4, 3)
         if spec.rows is not None and spec.rows <= _most_low(spec):
-            first = _low_tiles(spec, arch)
+            first = _low_forms(spec, arch)[-1][1]
     else:
         measured = measured_tiles(spec, rows)
         splits = measured[0].splits if measured and rows * spec.N <= PROCESSORS * _TILE else 1

@@ -171,7 +171,8 @@ def write_then(
             continue
         place = "column[None, :]" if len(tensor.shape) == 1 else at
         known[Tensor(i)] = t.let(f"tl.load({tensors}{i} + {place}{mask if place == at else ''}).to(tl.float32)")
-    return Expressions(t, "rows", spec.N, spec.tensors, exact_tanh=True).emit(spec.then, known.get)
+    writer = Expressions(t, "rows", spec.N, spec.tensors, exact_tanh=True, to_halves=spec.dtype in ("f16", "bf16"))
+    return writer.emit(spec.then, known.get)
 
 
 def store_result(t: Block, spec: LinearSpec, BN: int, y: str, row: str, inside: str) -> None:
