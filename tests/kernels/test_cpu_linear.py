@@ -17,7 +17,7 @@ import pytest
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.iree.run import load_module
-from onnx_fa.kernels.cpu.linear import emit_linear, kept_why, panel_of, tiles_for
+from onnx_fa.kernels.cpu.linear import emit_linear, kept_why, origin_of, panel_of, tiles_for
 from onnx_fa.kernels.cpu.linear_body import LinearTiles
 from onnx_fa.kernels.cpu.linear_measured import COMPILER
 from onnx_fa.kernels.mlir.text import element_type, tensor_type
@@ -188,6 +188,37 @@ def test_tiles() -> None:
     avx = parse_target("cpu-avx512")
     tall = [tiles_for(LinearSpec((rows,), 64, 64, "f32"), avx).rows for rows in (512, 197, 77, 7)]
     assert tall == [8, 8, 7, 7]
+
+
+def test_height_for_one_image() -> None:
+    """Of a free batch, which most often is one: rows of an image that tiles of eight would compute a tenth of twice take another
+    height, fewer than a tile are one. Sixteen registers hold no other."""
+
+    def tall(target: str, *lead: int | str, **changes: Any) -> int:
+        return tiles_for(LinearSpec(lead, 768, 768, "f32", **changes), parse_target(target)).rows
+
+    wide = [tall("cpu-avx512", "b", rows) for rows in (49, 50, 197, 196, 5, 14, 1)]
+    assert wide == [7, 10, 8, 8, 5, 7, 8] and tall("cpu-avx512", "b", 7, 7) == 7
+    assert [tall("cpu-avx2", "b", rows) for rows in (49, 50, 5, 1)] == [6, 6, 5, 6]
+    spec, avx = LinearSpec(("b", 50), 768, 768, "f32"), parse_target("cpu-avx512")
+    origin = origin_of(spec, avx, "")
+    assert dict(origin.tiles)["rows"] == 10 and "one image" in origin.tuning
+    assert "one image" not in origin_of(replace(spec, lead=("b", "s")), avx, "").tuning
+
+
+@pytest.mark.parametrize("target", cpu_targets("cpu-avx512", "cpu-avx2"))
+def test_numbers_of_images(target: str, tmp_path: Path) -> None:
+    """Of one image and of several, whose rows lie side by side."""
+    if why := foreign_cpu(parse_target(target)):
+        pytest.skip(why)
+    on, specs = parse_target(target), [biased(LinearSpec(("b", rows), 40, 64, "f32")) for rows in (5, 10, 14)]
+    given = {f"site{i}": packed(spec, on) for i, spec in enumerate(specs)}
+    compile_sites({name: (spec, None) for name, spec in given.items()}, tmp_path / "m.vmfb", on)
+    for name, spec in given.items():
+        for images in (1, 3):
+            operands = draw(spec, (images, spec.rows_of_one))
+            found, want = run(tmp_path / "m.vmfb", operands, name), multiply(spec, operands)
+            assert np.linalg.norm(found - want) <= 3e-7 * np.linalg.norm(want), (name, images)
 
 
 def test_who_was_measured_to_be_faster() -> None:

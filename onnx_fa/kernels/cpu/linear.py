@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from onnx_fa.errors import UnsupportedError
 from onnx_fa.kernels.cpu.amx import PAIRS
@@ -29,6 +29,10 @@ _VECTORS = 2
 ports for loads keep up with."""
 MOST_RESULTS = 4
 """Of one dispatch, which has the code of a tile for each."""
+_HEIGHTS = range(7, 11)
+"""Rows of a tile by two vectors that 32 registers hold, and that keep the multipliers busy."""
+_WORTHWHILE = 0.96
+"""Another height must leave so much of the rows: a tile of another than was measured takes a little longer for each."""
 _COPY = 1 / 16
 """What cutting a result into several costs, in products of 768 steps."""
 _DOWN, _ACROSS = 4, 4
@@ -107,7 +111,27 @@ def body_name(spec: LinearSpec, target: Target) -> str:
 def tiles_for(spec: LinearSpec, target: Target) -> LinearTiles:
     """The fastest tiles that were measured on the nearest case, or, where none was, such as leave few rows over."""
     found = find_tiles(spec, target, body_name(spec, target))
-    return _tiles_by_rule(spec, target) if found is None else LinearTiles(**found.choice.tiles)
+    tiles = _tiles_by_rule(spec, target) if found is None else LinearTiles(**found.choice.tiles)
+    return replace(tiles, rows=_height_for_one(spec, target, tiles))
+
+
+def _height_for_one(spec: LinearSpec, target: Target, tiles: LinearTiles) -> int:
+    """The rows of a tile: others than `tiles` has where only a run knows how many images there are, most often one, and fewer rows
+    of one are computed twice then (benchmarks/linear-heights-xeon.csv)."""
+    one = spec.rows_of_one
+    is_fixed = spec.dtype != "f32" or body_name(spec, target) != "linear" or tiles.vectors > _VECTORS
+    if is_fixed or spec.rows is not None or one == 1:
+        return tiles.rows
+    if one <= tiles.rows:
+        return one
+    if not target.has_many_registers:
+        return tiles.rows
+
+    def computed(height: int) -> int:
+        return -(-one // height) * height
+
+    best = min((h for h in _HEIGHTS if h <= one), key=lambda h: (computed(h), abs(h - tiles.rows)))
+    return best if computed(best) <= _WORTHWHILE * computed(tiles.rows) else tiles.rows
 
 
 def origin_of(spec: LinearSpec, target: Target, kept: str) -> Origin:
@@ -116,10 +140,14 @@ def origin_of(spec: LinearSpec, target: Target, kept: str) -> Origin:
     if kept:
         found = pick_fastest(spec, target, body) if kept == FASTER else None
         return UNKNOWN if found is None else Origin((), found.near)
-    found = find_tiles(spec, target, body)
-    if found is not None:
+    found, tiles = find_tiles(spec, target, body), tiles_of(tiles_for(spec, target))
+    if found is None:
+        return built_in(tiles, f"nothing was measured of {_types(spec)} by {body}")
+    if tiles["rows"] == found.choice.tiles["rows"]:
         return measured(found)
-    return built_in(tiles_of(_tiles_by_rule(spec, target)), f"nothing was measured of {_types(spec)} by {body}")
+    return replace(
+        measured(found), tiles=tuple(tiles.items()), tuning=f"{found.near}; the height is that for one image"
+    )
 
 
 def _types(spec: LinearSpec) -> str:
