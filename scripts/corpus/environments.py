@@ -193,6 +193,17 @@ ENVIRONMENTS |= {
         "h5py==3.16.0",
     )
 }
+ENVIRONMENTS |= {
+    "hooks": (
+        *EXPORTING,
+        "transformers==5.23.0",
+        "datasets==5.2.0",
+        "pandas==3.0.6",
+        "accelerate==1.15.0",
+        "rich==15.0.0",
+        "wandb==0.31.0",
+    )
+}
 WITHOUT_DEPENDENCIES: dict[str, tuple[str, ...]] = {
     "music_and_items": ("demucs==4.1.0", "recbole==1.2.1", "coqui-tts==0.28.0", "torchaudio==2.11.0"),
     "lucidrains": (
@@ -266,6 +277,17 @@ WITHOUT_DEPENDENCIES: dict[str, tuple[str, ...]] = {
         "curated-tokenizers==2.0.1",
         "keras-cv-attention-models==1.4.3",
     ),
+    "hooks": (
+        "transformer-lens==2.16.1",
+        "transformers-stream-generator==0.0.5",
+        "better-abc==0.0.3",
+        "fancy-einsum==0.0.3",
+        "einops==0.8.2",
+        "jaxtyping==0.3.11",
+        "wadler-lindig==0.1.8",
+        "beartype==0.23.1",
+        "typeguard==4.6.1",
+    ),
     "speech": ("espnet==202511", "espnet_onnx==0.2.1", "zipformer==0.1.3", "onnxconverter-common==1.16.0"),
 }
 """Packages of an environment that ask for older releases of others than run their models: these are installed by themselves."""
@@ -289,6 +311,7 @@ PRODUCERS: dict[str, Producer] = {
     "timm": Producer("torch", ("timm", "torch", "onnx")),
     "vit_pytorch": Producer("torch", ("vit-pytorch", "torch", "onnx")),
     "x_transformers": Producer("torch", ("x-transformers", "torch", "onnx")),
+    "transformer_lens": Producer("hooks", ("transformer-lens", "torch", "onnx")),
     "torchvision": Producer("torch", ("torchvision", "torch", "onnx")),
     "jax2onnx": Producer("jax", ("jax2onnx", "jax", "flax", "equinox", "onnx")),
     "genai_builder": Producer("torch", ("onnxruntime-genai", "torch", "transformers", "onnx")),

@@ -47,7 +47,7 @@ SOFTMAX = (
 )
 WEIGHT = tuple(WEIGHTS)
 """What may stand in place of a softmax: further values of `softmax`."""
-GUARD = ("none", "isnan", "dropout", "identity", "not_nan", "lost_rows", "row_factor", "key_factor")
+GUARD = ("none", "isnan", "dropout", "identity", "not_nan", "lost_rows", "row_factor", "key_factor", "zeros_like")
 
 
 @dataclass(frozen=True)
@@ -264,6 +264,9 @@ def _softmax_times_v(g: Graph, s: Spelling, score: str, v: str) -> str:
             p = g.op("Where", g.op("IsNaN", p), g.const(0.0), p)
         case "not_nan":
             p = g.op("Where", g.op("Not", g.op("IsNaN", p)), p, g.const(0.0))
+        case "zeros_like":
+            zeros = g.op("ConstantOfShape", g.op("Shape", p))
+            p = g.op("Where", g.op("IsNaN", p), zeros, p)
         case "lost_rows":
             lost = g.op("Equal", _reduced(g, "ReduceMax", score), g.const(-np.inf))
             p = g.op("Where", lost, g.const(0.0), p)

@@ -87,6 +87,15 @@ def describe(after: After | None) -> str:
         (guard.read_guard, "n = IsNaN(p) y = Where(n, zero, p)", "to y, guarded"),
         (guard.read_guard, "n = IsNaN(p) o = Not(n) y = Where(o, p, zero)", "to y, guarded"),
         (guard.read_guard, "n = Equal(p, p) y = Where(n, p, zero)", "to y, guarded"),
+        (guard.read_guard, "n = IsNaN(p) d = Shape(p) z = ConstantOfShape(d) y = Where(n, z, p)", "to y, guarded"),
+        (guard.read_guard, "n = IsNaN(p) d = Shape(p) z = Expand(zero, d) y = Where(n, z, p)", "to y, guarded"),
+        (
+            guard.read_guard,
+            "n = IsNaN(p) d = Shape(p) z = ConstantOfShape <value = float[1] {1.0}> (d) y = Where(n, z, p)",
+            "none",
+        ),
+        (guard.read_guard, "n = IsNaN(p) d = Shape(p) z = Expand(one, d) y = Where(n, z, p)", "none"),
+        (guard.read_guard, "n = IsNaN(p) d = Shape(p) z = Expand(key, d) y = Where(n, z, p)", "none"),
         (guard.read_guard, "n = IsInf(p) y = Where(n, zero, p)", "to y"),
         (
             guard.read_guard,
