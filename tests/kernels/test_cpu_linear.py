@@ -211,11 +211,11 @@ def test_numbers_of_images(target: str, tmp_path: Path) -> None:
     """Of one image and of several, whose rows lie side by side."""
     if why := foreign_cpu(parse_target(target)):
         pytest.skip(why)
-    on, specs = parse_target(target), [biased(LinearSpec(("b", rows), 40, 64, "f32")) for rows in (5, 10, 14)]
+    on, specs = parse_target(target), [biased(LinearSpec(("b", rows), 40, 64, "f32")) for rows in (5, 8, 10, 13, 14)]
     given = {f"site{i}": packed(spec, on) for i, spec in enumerate(specs)}
     compile_sites({name: (spec, None) for name, spec in given.items()}, tmp_path / "m.vmfb", on)
     for name, spec in given.items():
-        for images in (1, 3):
+        for images in (1, 2, 3):
             operands = draw(spec, (images, spec.rows_of_one))
             found, want = run(tmp_path / "m.vmfb", operands, name), multiply(spec, operands)
             assert np.linalg.norm(found - want) <= 3e-7 * np.linalg.norm(want), (name, images)

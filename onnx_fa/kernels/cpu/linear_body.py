@@ -22,6 +22,8 @@ from onnx_fa.spec.linear import LinearSpec
 FEW = 4
 """So many rows are too few to keep the multipliers busy with one sum for each number."""
 
+_AVX2 = 8
+"""Lanes of a vector."""
 NARROW = ("f16", "bf16")
 """Numbers that a dispatch sees as they are, where they are no words of 32 bits."""
 
@@ -212,14 +214,33 @@ class LinearBody:
 
     def _rows(self, panel: str, column: str, rows: tuple[str, str], tall: int, y: str) -> str:
         """y with tiles of so many rows, of which there are no fewer."""
-        t = self.t
+        t, low = self.t, self._rows_left(tall)
 
-        def tile(row: str, carried: list[str]) -> list[str]:
+        def whole(row: str, y: str) -> str:
             if tall > 1 and (self.spec.rows is None or self.spec.rows % tall):
                 row = t.arith("minsi", row, t.arith("subi", self.rows, t.index(tall)))
-            return [self._tile(panel, column, row, tall, carried[0])]
+            return self._tile(panel, column, row, tall, y)
+
+        def tile(row: str, carried: list[str]) -> list[str]:
+            if not low:
+                return [whole(row, carried[0])]
+            few = t.test("sle", t.arith("subi", self.rows, row), t.index(low))
+            made = t.let(f"scf.if {few} -> ({self.y_type}) {{")
+            last = t.arith("subi", self.rows, t.index(low))
+            t.do(f"scf.yield {self._tile(panel, column, last, low, carried[0])} : {self.y_type}")
+            t.do("} else {")
+            t.do(f"scf.yield {whole(row, carried[0])} : {self.y_type}")
+            t.do("}")
+            return [made]
 
         return t.loop((*rows, t.index(tall)), [(y, self.y_type)], tile)[0]
+
+    def _rows_left(self, tall: int) -> int:
+        """The rows of a low tile for what tiles leave of one image's rows, of a batch that only a run knows, most often one; 0 where
+        it would save little. With AVX2 alone: with more registers tiles take another height (`linear.py`)."""
+        spec = self.spec
+        left = spec.rows_of_one % tall if spec.rows is None and self.t.width == _AVX2 and spec.dtype == "f32" else 0
+        return left if spec.rows_of_one > tall and left <= tall // 3 else 0
 
     def _tile(self, panel: str, column: str, row: str, tall: int, y: str) -> str:
         """y with one register tile."""
