@@ -236,7 +236,7 @@ class LinearBody:
         return t.loop((*rows, t.index(tall)), [(y, self.y_type)], tile)[0]
 
     def _rows_left(self, tall: int) -> int:
-        """The rows of a low tile for what tiles leave of one image's rows, of a batch that only a run knows, most often one; 0 where
+        """The rows of a low tile for what is left of one image's rows, of a batch that only a run knows, most often one; 0 where
         it would save little. With AVX2 alone: with more registers tiles take another height (`linear.py`)."""
         spec = self.spec
         left = spec.rows_of_one % tall if spec.rows is None and self.t.width == _AVX2 and spec.dtype == "f32" else 0
