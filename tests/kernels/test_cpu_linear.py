@@ -199,7 +199,9 @@ def test_height_for_one_image() -> None:
 
     wide = [tall("cpu-avx512", "b", rows) for rows in (49, 50, 197, 196, 5, 14, 1)]
     assert wide == [7, 10, 8, 8, 5, 7, 8] and tall("cpu-avx512", "b", 7, 7) == 7
-    assert [tall("cpu-avx2", "b", rows) for rows in (49, 50, 5, 1)] == [6, 6, 5, 6]
+    assert [tall("cpu-avx2", "b", rows) for rows in (49, 50, 5, 4, 1)] == [6, 6, 5, 6, 6]
+    # Rows of a free length are many, and four would keep no multiplier busy.
+    assert [tall("cpu-avx512", *lead) for lead in (("b", "s", 50), (50, "s"), ("b", 4))] == [8, 8, 8]
     spec, avx = LinearSpec(("b", 50), 768, 768, "f32"), parse_target("cpu-avx512")
     origin = origin_of(spec, avx, "")
     assert dict(origin.tiles)["rows"] == 10 and "one image" in origin.tuning

@@ -120,7 +120,8 @@ def _height_for_one(spec: LinearSpec, target: Target, tiles: LinearTiles) -> int
     of one are computed twice then (benchmarks/linear-heights-xeon.csv)."""
     one = spec.rows_of_one
     is_fixed = spec.dtype != "f32" or body_name(spec, target) != "linear" or tiles.vectors > _VECTORS
-    if is_fixed or spec.rows is not None or one == 1:
+    is_batch = len(spec.symbols) == 1 and isinstance(spec.lead[0], str) and spec.lead.count(spec.lead[0]) == 1
+    if is_fixed or not is_batch or one <= FEW:
         return tiles.rows
     if one <= tiles.rows:
         return one
