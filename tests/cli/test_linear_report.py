@@ -73,6 +73,12 @@ def test_a_model_without_any(tmp_path: Path) -> None:
         ),
         (LinearSpec((512,), 768, 768, "f16"), "cuda", "", "cuda-linear-sm_90: f16 512x768x768; the same product"),
         (LinearSpec((500,), 768, 768, "f16"), "cuda", "", "cuda-linear-sm_90: f16 512x768x768; nearest"),
+        (
+            LinearSpec(("b", "s"), 768, 768, "f16"),
+            "cuda",
+            "",
+            "built in: a rule for rows that only a run knows, measured on an H200",
+        ),
         (LinearSpec((1,), 64, 64, "f16"), "cuda", "", "built in: few rows"),
         (LinearSpec((1,), 64, 64, "f16"), "cuda", "--kernels iree", ""),
         (NormSpec((4,), 64, "f16", "f16", 1e-5), "cuda", "", "built in: a rule, measured on an H100"),
@@ -81,6 +87,12 @@ def test_a_model_without_any(tmp_path: Path) -> None:
 def test_where_tiles_are_from(spec: LinearSpec | NormSpec, target: str, kept: str, tuning: str) -> None:
     found = origin_of(spec, parse_target(target), kept)
     assert found.tuning.startswith(tuning) and bool(found.tuning) == bool(tuning) == bool(found.tiles)
+
+
+def test_tiles_of_the_newest_gpu() -> None:
+    """Of an H200's code, which has more stages than an A100's."""
+    found = origin_of(LinearSpec(("b", "s"), 768, 768, "f16"), parse_target("cuda"), "")
+    assert dict(found.tiles) | {"BM": 128, "BN": 128, "BK": 64, "warps": 4, "stages": 3} == dict(found.tiles)
 
 
 def test_the_entry_that_has_the_compiler_in_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,14 +86,15 @@ def _symbol(spec: LinearSpec) -> str:
 
 def origin_of(spec: LinearSpec) -> Origin:
     """The tiles of the newest architecture's code, for many rows where there are two forms, and where they are from."""
-    config = _compiled(spec)[1][-1].config
+    config = max(_compiled(spec)[1], key=lambda code: code.arch).config
     tiles = tuple((f.name, int(getattr(config, f.name))) for f in fields(config))
-    found = None if _are_few(spec) else nearest(spec, _likely_rows(spec))
+    if _are_few(spec):
+        return built_in(dict(tiles), "few rows")
+    if spec.rows is None and spec.dtype != "f32" and _has_forms(spec):
+        return built_in(dict(tiles), "a rule for rows that only a run knows, measured on an H200")
+    found = nearest(spec, _likely_rows(spec))
     if found is None:
-        why = (
-            "few rows" if _are_few(spec) else f"nothing was measured of {spec.dtype}{' by few bits' * bool(spec.bits)}"
-        )
-        return built_in(dict(tiles), why)
+        return built_in(dict(tiles), f"nothing was measured of {spec.dtype}{' by few bits' * bool(spec.bits)}")
     size = (found.rows, found.K, found.N)
     differs = "the same product" if size == (spec.rows, spec.K, spec.N) else "nearest"
     return Origin(tiles, f"{DATABASE}: f16 {'x'.join(map(str, size))}; {differs}")
