@@ -125,6 +125,18 @@ def skip_added_zero(view: GraphView, anchor: Anchor, value: ir.Value, users: Seq
     return After(users[0].outputs[0])
 
 
+def is_filled_with_zero(view: GraphView, value: ir.Value) -> bool:
+    """Whether a value is zero throughout, also one of a shape that only a run knows, as `zeros_like` is written; what it is put
+    beside must be of that shape."""
+    made = view.producer(value, "ConstantOfShape", "Expand", "Cast", "Identity")
+    if made is None:
+        return is_zero(view, value)
+    if op_of(made) == "ConstantOfShape":
+        filled = made.attributes.get("value")
+        return filled is None or not filled.as_tensor().numpy().any()
+    return made.inputs[0] is not None and is_filled_with_zero(view, made.inputs[0])
+
+
 def is_zero(view: GraphView, value: ir.Value) -> bool:
     """Whether a value is zero throughout: a constant, or zero times a condition as a number, which is no infinity."""
     known = view.const(value)

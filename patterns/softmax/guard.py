@@ -17,6 +17,7 @@ from onnx_fa.graph.ops import DEQUANTIZE, op_of
 from onnx_fa.graph.view import DTYPES, GraphView
 from onnx_fa.match import After, Anchor, Call, Const, Expr, NoMatch, Select
 from onnx_fa.patterns.quant.rounding import read_rounding
+from onnx_fa.patterns.score.passthrough import is_filled_with_zero
 from onnx_fa.patterns.softmax import rows
 from onnx_fa.spec.dtypes import NUMPY
 
@@ -45,7 +46,7 @@ def read_guard(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence
         return None
     if kind == "never" and not keeps:
         return After(out)
-    if not _is_zero(view, other):
+    if not is_filled_with_zero(view, other):
         return None
     if kind is not None:
         return After(out, guard="guarded") if keeps == (kind == "number") else None
@@ -54,21 +55,6 @@ def read_guard(view: GraphView, anchor: Anchor, value: ir.Value, users: Sequence
     if any(not k and rows.is_minus_infinity(view, c, anchor.score, anchor.axes) for c, k in levels):
         return After(out, guard="zero")
     return _by_mask(view, anchor, value, test, keeps, out)
-
-
-def _is_zero(view: GraphView, value: ir.Value) -> bool:
-    """Whether all numbers are zeros, also of a shape that only a run knows, as `zeros_like` writes them."""
-    node: ir.Node | None = None
-    while (made := view.producer(value, "Cast", "Identity", "Expand", "ConstantOfShape")) is not None:
-        node = made
-        if op_of(node) == "ConstantOfShape" or node.inputs[0] is None:
-            break
-        value = node.inputs[0]
-    if node is not None and op_of(node) == "ConstantOfShape":
-        filled = node.attributes.get("value")
-        return filled is None or not filled.as_tensor().numpy().any()
-    known = view.const(value)
-    return known is not None and not known.any()
 
 
 def _by_mask(

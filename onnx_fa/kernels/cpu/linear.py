@@ -20,6 +20,7 @@ from onnx_fa.kernels.cpu.row_dispatch import RowEntry, joined, tile_height
 from onnx_fa.kernels.cpu.worker_memory import TEXT_NAME, Kept, WorkerMemory
 from onnx_fa.kernels.cpu.workgroups import workers_of
 from onnx_fa.kernels.mlir.operand import Operand
+from onnx_fa.kernels.tiles.database import queries_computed
 from onnx_fa.kernels.tiles.origin import UNKNOWN, Origin, built_in, measured
 from onnx_fa.spec.linear import LinearSpec, in_a_word, linear_name
 from onnx_fa.spec.target import Target
@@ -127,12 +128,9 @@ def _height_for_one(spec: LinearSpec, target: Target, tiles: LinearTiles) -> int
         return one
     if not target.has_many_registers:
         return tiles.rows
-
-    def computed(height: int) -> int:
-        return -(-one // height) * height
-
-    best = min((h for h in _HEIGHTS if h <= one), key=lambda h: (computed(h), abs(h - tiles.rows)))
-    return best if computed(best) <= _WORTHWHILE * computed(tiles.rows) else tiles.rows
+    best = min((h for h in _HEIGHTS if h <= one), key=lambda h: (queries_computed(one, h), abs(h - tiles.rows)))
+    saved = queries_computed(one, best) <= _WORTHWHILE * queries_computed(one, tiles.rows)
+    return best if saved else tiles.rows
 
 
 def origin_of(spec: LinearSpec, target: Target, kept: str) -> Origin:

@@ -112,12 +112,8 @@ class Expressions:
         narrow = all(_fits(*self.bounds.of(r)) for r in results)
         return "" if narrow or isinstance(expr, Int | Length) else ".to(tl.int64)"
 
-    def _op(self, expr: Apply, emit: Callable[[ScoreExpr], str]) -> str:
-        name, args = expr.op, expr.args
-        if name == LOG2:
-            return self._log2(args[0], emit)
-        if name == SLOPE:
-            return self._slope(emit(args[0]))
+    def _together(self, expr: Apply, emit: Callable[[ScoreExpr], str]) -> str | None:
+        """What an op and one that it reads give, where that is less than both; None where it is not."""
         match expr:
             case Apply("ToFloat", (Apply("Sub", (a, b)) as difference,)) if self._kind(difference) == "int":
                 # The same number, from conversions of positions alone, which cost nothing per score.
@@ -127,6 +123,17 @@ class Expressions:
                 return one_and_erf(self.t.let, self._tile(z, emit(z)))
             case Apply("Add", (Apply("Tanh", (z,)), Float(1.0)) | (Float(1.0), Apply("Tanh", (z,)))) if self.exact_tanh:
                 return one_and_tanh(self.t.let, self._tile(z, emit(z)))
+        return None
+
+    def _op(self, expr: Apply, emit: Callable[[ScoreExpr], str]) -> str:
+        name, args = expr.op, expr.args
+        if name == LOG2:
+            return self._log2(args[0], emit)
+        if name == SLOPE:
+            return self._slope(emit(args[0]))
+        together = self._together(expr, emit)
+        if together is not None:
+            return together
         values = [emit(a) for a in args]
         x = self._tile(args[0], values[0])
         integers = self._kind(args[0]) == "int"

@@ -90,7 +90,7 @@ def origin_of(spec: LinearSpec) -> Origin:
     tiles = tuple((f.name, int(getattr(config, f.name))) for f in fields(config))
     if _are_few(spec):
         return built_in(dict(tiles), "few rows")
-    if spec.rows is None and spec.dtype != "f32" and _has_forms(spec):
+    if _follows_rows(spec):
         return built_in(dict(tiles), "a rule for rows that only a run knows, measured on an H200")
     found = nearest(spec, _likely_rows(spec))
     if found is None:
@@ -165,8 +165,13 @@ def _few_tiles(spec: LinearSpec) -> LinearConfig:
 
 def _has_forms(spec: LinearSpec) -> bool:
     """Whether the code of a free number of rows has tiles for low ones and for many. A row of tiles of a wide f32 fills a GPU."""
-    wide = spec.dtype == "f32" and LOW_TILES * 32 // -(-spec.N // 64) < 2 * _SQUARE
+    wide = spec.dtype == "f32" and _most_f32(spec) < 2 * _SQUARE
     return spec.bits is None and not wide
+
+
+def _follows_rows(spec: LinearSpec) -> bool:
+    """Whether the tiles are those of halves, for ever more rows."""
+    return spec.rows is None and spec.dtype != "f32" and _has_forms(spec)
 
 
 def _low_forms(spec: LinearSpec, arch: int) -> list[tuple[int, LinearConfig]]:
@@ -174,10 +179,8 @@ def _low_forms(spec: LinearSpec, arch: int) -> list[tuple[int, LinearConfig]]:
     is for (benchmarks/linear-f32-h200.csv and linear-f16-forms-h200.csv)."""
     if not _has_forms(spec):
         return []
-    if spec.dtype == "f32" and 0 < spec.N % 64 <= 32:
-        return [(_most_f32(spec), LinearConfig(64, 32, 32, 4, 4 if arch >= 90 else 3))]
     if spec.dtype == "f32":
-        return [(_most_f32(spec), LinearConfig(32, 64, 64 if arch >= 90 and spec.K > 64 else 32, 4, 3))]
+        return [(_most_f32(spec), _low_f32(spec, arch))]
 
     def most(tiles: LinearConfig) -> int:
         return max(1, MULTIPROCESSORS // -(-spec.N // tiles.BN)) * tiles.BM
@@ -198,19 +201,21 @@ def _most_halves(spec: LinearSpec, arch: int) -> LinearConfig:
 
 
 def _most_f32(spec: LinearSpec) -> int:
+    """The most rows of f32 that are for low tiles."""
     return LOW_TILES * 32 // -(-spec.N // 64)
 
 
-def _most_low(spec: LinearSpec) -> int:
-    """The most rows that are for low tiles; 0 where they are for none."""
-    return max((most for most, _ in _low_forms(spec, 90)), default=0)
+def _low_f32(spec: LinearSpec, arch: int) -> LinearConfig:
+    if 0 < spec.N % 64 <= 32:
+        return LinearConfig(64, 32, 32, 4, 4 if arch >= 90 else 3)
+    return LinearConfig(32, 64, 64 if arch >= 90 and spec.K > 64 else 32, 4, 3)
 
 
 def _smaller(spec: LinearSpec, config: LinearConfig, arch: int) -> list[tuple[int, LinearConfig]]:
     """The tiles for fewer rows that code has beside its own, where only a run knows how many there are."""
-    least = _rows_at_least(spec)
     if spec.rows is not None:
         return []
+    least = _rows_at_least(spec)
     few, low = _few_tiles(spec), _low_forms(spec, arch)
     if low and spec.dtype == "f32":
         # All forms have the registers of the one that takes most: with deeper steps 207, of which a multiprocessor holds two
@@ -234,17 +239,17 @@ def _tiles(spec: LinearSpec, arch: int) -> list[LinearConfig | FewConfig]:
     rows, splits = _likely_rows(spec), 1
     if _are_few(spec):
         first = _few_tiles(spec)
-    elif spec.rows is None and _most_low(spec) and spec.dtype != "f32":
+    elif _follows_rows(spec):
         first = _most_halves(spec, arch)
-    elif spec.dtype == "f32" and _most_low(spec):
+    elif spec.dtype == "f32" and _has_forms(spec):
         # Code of several forms has as many threads in each. Of both architectures, which share the function's buffers, K is cut
         # alike.
         splits = _splits(spec)
         first = LinearConfig(64, 64, 32, 4, 2) if spec.rows is None else LinearConfig(128, 64, 32, 8, 3)
         if arch < 90:
             first = LinearConfig(64, 64, 32, 4, 3)
-        if spec.rows is not None and spec.rows <= _most_low(spec):
-            first = _low_forms(spec, arch)[-1][1]
+        if spec.rows is not None and spec.rows <= _most_f32(spec):
+            first = _low_f32(spec, arch)
     else:
         measured = measured_tiles(spec, rows)
         splits = measured[0].splits if measured and rows * spec.N <= PROCESSORS * _TILE else 1
