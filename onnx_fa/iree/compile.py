@@ -26,6 +26,7 @@ from onnx_fa.iree.inspect import Inspection, inspect_phases
 from onnx_fa.iree.kernel_report import LinearAttentionReport, LinearReport, NormReport, grouped
 from onnx_fa.iree.kernels import Planned, model_for_file, plan_kernels, replace_refused
 from onnx_fa.iree.packing import ENCODER_FLAGS, asked_for, encoder_flags, may_pack, write_packed_archive
+from onnx_fa.iree.passed_numbers import LESS_JOINED, WHY_LESS_JOINED, check_numbers, crowded
 from onnx_fa.iree.stacks import check_stacks
 from onnx_fa.iree.unordered import IN_ORDER, WHY_IN_ORDER, find_unordered, print_flags
 from onnx_fa.iree.weights import ARCHIVE_BYTES, FOR_COMPILE, Externalize, Parameter, weight_bytes, write_archive
@@ -50,6 +51,11 @@ KEEP_F64 = ("--iree-input-demote-f64-to-f32=false",)
 """For a model that has f64: by default IREE computes it in f32, and takes the caller's buffers for f32 as well."""
 KEEP_CHECKS = ("--iree-opt-strip-assertions=false",)
 """For a program that compares sizes before it reads: by default the compiler drops that."""
+_REMEDIES: tuple[tuple[Callable[[Path, Path], object], tuple[str, ...], str], ...] = (
+    (lambda phases, regions: crowded(phases), LESS_JOINED, WHY_LESS_JOINED),
+    (lambda phases, regions: find_unordered(regions), IN_ORDER, WHY_IN_ORDER),
+)
+"""What makes a module wrong although the compiler takes it, by what it left, the flags to compile it with once more, and why."""
 _F64 = re.compile(r"[,x<]f64\b")
 
 
@@ -275,12 +281,14 @@ def compile_planned(
             clear(phases, regions, encoder, log, log.with_suffix(".failed.mlir"))
             progress("iree-compile, once more")
             compile_text(imported.text, flags=(*options, *dump))
-        if find_unordered(regions):
-            options = merge_flags(options, IN_ORDER)
-            note = "; ".join(filter(None, (note, WHY_IN_ORDER)))
-            clear(phases, regions, encoder)
-            progress("iree-compile, once more")
-            compile_text(imported.text, flags=(*options, *dump))
+        for is_needed, more, why in _REMEDIES:
+            if is_needed(phases, regions):
+                options = merge_flags(options, more)
+                note = "; ".join(filter(None, (note, why)))
+                clear(phases, regions, encoder)
+                progress("iree-compile, once more")
+                compile_text(imported.text, flags=(*options, *dump))
+        check_numbers(phases)
         progress("inspecting what the compiler made")
         inspection = inspect_phases(phases, imported.planned.sites)
         if not target.is_gpu:

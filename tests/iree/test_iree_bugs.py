@@ -14,6 +14,7 @@ from onnx_fa.errors import CompileError, RunError
 from onnx_fa.iree.compile import KEEP_F64, MODEL_FLAGS
 from onnx_fa.iree.compiler import find_compiler, iree_compile
 from onnx_fa.iree.drivers import runtime
+from onnx_fa.iree.passed_numbers import LESS_JOINED
 from onnx_fa.iree.run import load_module, tool_path
 from onnx_fa.iree.unordered import IN_ORDER, find_unordered, print_flags
 from onnx_fa.spec.target import foreign_cpu, parse_target
@@ -84,6 +85,14 @@ def test_slice_beside_update(tmp_path: Path) -> None:
     assert find_unordered(tmp_path / "regions"), REPAIRED
     _compiled("slice_beside_update", tmp_path, *print_flags(tmp_path / "ordered"), *IN_ORDER)
     assert not find_unordered(tmp_path / "ordered")
+
+
+def test_crowded_dispatch(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="66 constants exceeds limit of 64"):
+        load_module(_compiled("crowded_dispatch", tmp_path))
+        pytest.fail(REPAIRED)
+    (y,) = load_module(_compiled("crowded_dispatch", tmp_path, *LESS_JOINED))(np.full((4, 8), 2, np.float32))
+    assert (y == 2 * sum(range(1, 34))).all()
 
 
 def test_last_place(tmp_path: Path) -> None:
