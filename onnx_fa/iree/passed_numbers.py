@@ -1,8 +1,8 @@
 """Finds dispatches that are passed more numbers than IREE's runtime takes.
 
 A dispatch is passed the sizes and the places of its operands that only a run knows, each place as two numbers of 32 bits. The
-compiler joins a sum of forty tensors of a free length into one dispatch, which is passed eighty; no runtime loads such a module. Where
-that is found, the module is compiled with less joined.
+compiler joins a sum of forty tensors of a free length into one dispatch, which is passed eighty; no runtime loads such a module.
+Where that is found, the module is compiled with less joined.
 """
 
 from __future__ import annotations
