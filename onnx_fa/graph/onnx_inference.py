@@ -3,7 +3,9 @@ node and attribute of it; only what was inferred is read here."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import onnx
 import onnx_ir as ir
@@ -11,6 +13,8 @@ import onnx_ir as ir
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.scaled_sizes import infer_as_run
 
+_FAULT = re.compile(r"\(op_type:(\S+), node name: (.*?)\): (?:\[\w+\] )*(.+)")
+"""The first node that a message of ONNX's inference names."""
 _LARGE = 1000
 """Bytes of an initializer that inference does not get: it follows numbers of shapes, which are small."""
 
@@ -37,6 +41,24 @@ def infer_by_onnx(model: ir.Model, *, data_prop: bool) -> None:
             value.type = kind  # a sequence of tensors is none
         elif kind is not None and kind.dtype != value.dtype:
             value.dtype = kind.dtype
+
+
+def find_fault(model: ir.Model) -> str:
+    """What ONNX's inference says of a node whose types, or sizes, do not fit its operator; "" where it finds no such node. It stops
+    at nothing else of a model that is wrong."""
+    try:
+        proto = _without_large(model)
+    except Exception:  # of onnx_ir, for what it cannot write
+        return ""
+    write_onesided(proto.graph.node)
+    for strict in (False, True):
+        try:
+            infer_as_run(proto, partial(onnx.shape_inference.infer_shapes, check_type=True, strict_mode=strict))
+        except Exception as e:  # of protobuf, for models that are too large, and of ONNX
+            if (found := _FAULT.search(str(e))) is not None:
+                op, name, said = found.groups()
+                return f"node {name!r} ({op}): {said}"
+    return ""
 
 
 def write_onesided(nodes: Iterable[onnx.NodeProto]) -> None:

@@ -20,6 +20,7 @@ from onnx_fa.graph.free_dims import fix_dims
 from onnx_fa.graph.io import ModelLike, save
 from onnx_fa.iree.alone import TIMEOUT_S, compile_alone
 from onnx_fa.iree.archives import PARAMETERS, archive_of
+from onnx_fa.iree.blame import blaming
 from onnx_fa.iree.compiler import find_compiler, iree_compile, merge_flags
 from onnx_fa.iree.dumps import clear, dump_flags, remove_stale
 from onnx_fa.iree.inspect import Inspection, inspect_phases
@@ -216,16 +217,17 @@ def compile_model(
     progress("finding attention, importing the model with kernels in place")
     model = fix_dims(model, dims) if dims else model
     planned = plan_kernels(fix_inputs(model, values) if values else model, target, split)
-    report, _ = compile_planned(
-        planned,
-        Path(output),
-        keep_intermediates=keep_intermediates,
-        flags=flags,
-        timeout_s=timeout_s,
-        memory_bytes=memory_bytes,
-        parameters=parameters,
-        progress=progress,
-    )
+    with blaming(model):
+        report, _ = compile_planned(
+            planned,
+            Path(output),
+            keep_intermediates=keep_intermediates,
+            flags=flags,
+            timeout_s=timeout_s,
+            memory_bytes=memory_bytes,
+            parameters=parameters,
+            progress=progress,
+        )
     return replace(report, seconds=time.monotonic() - start)
 
 
