@@ -204,6 +204,18 @@ ENVIRONMENTS |= {
         "wandb==0.31.0",
     )
 }
+ENVIRONMENTS |= {
+    "molecules": (
+        *EXPORTING,
+        "transformers==5.24.0",
+        "multimolecule==0.2.2",
+        "chanfig==0.0.117",
+        "danling==0.4.8",
+        "torchmetrics==1.9.0",
+        "datasets==5.2.0",
+        "pandas==3.0.6",
+    )
+}
 WITHOUT_DEPENDENCIES: dict[str, tuple[str, ...]] = {
     "music_and_items": ("demucs==4.1.0", "recbole==1.2.1", "coqui-tts==0.28.0", "torchaudio==2.11.0"),
     "lucidrains": (
@@ -312,6 +324,7 @@ PRODUCERS: dict[str, Producer] = {
     "vit_pytorch": Producer("torch", ("vit-pytorch", "torch", "onnx")),
     "x_transformers": Producer("torch", ("x-transformers", "torch", "onnx")),
     "transformer_lens": Producer("hooks", ("transformer-lens", "torch", "onnx")),
+    "multimolecule": Producer("molecules", ("multimolecule", "transformers", "torch", "onnx")),
     "torchvision": Producer("torch", ("torchvision", "torch", "onnx")),
     "jax2onnx": Producer("jax", ("jax2onnx", "jax", "flax", "equinox", "onnx")),
     "genai_builder": Producer("torch", ("onnxruntime-genai", "torch", "transformers", "onnx")),
