@@ -27,9 +27,10 @@ from onnx_fa.iree.inspect import Inspection, inspect_phases
 from onnx_fa.iree.kernel_report import LinearAttentionReport, LinearReport, NormReport, grouped
 from onnx_fa.iree.kernels import Planned, model_for_file, plan_kernels, replace_refused
 from onnx_fa.iree.packing import ENCODER_FLAGS, asked_for, encoder_flags, may_pack, write_packed_archive
-from onnx_fa.iree.passed_numbers import LESS_JOINED, WHY_LESS_JOINED, check_numbers, crowded
+from onnx_fa.iree.passed_numbers import check_numbers
+from onnx_fa.iree.remedies import TILING, remedies_of, remedy_for
 from onnx_fa.iree.stacks import check_stacks
-from onnx_fa.iree.unordered import IN_ORDER, WHY_IN_ORDER, find_unordered, print_flags
+from onnx_fa.iree.unordered import print_flags
 from onnx_fa.iree.weights import ARCHIVE_BYTES, FOR_COMPILE, Externalize, Parameter, weight_bytes, write_archive
 from onnx_fa.kernels.mlir.kernel import Kernel
 from onnx_fa.match.misses import Miss
@@ -52,11 +53,6 @@ KEEP_F64 = ("--iree-input-demote-f64-to-f32=false",)
 """For a model that has f64: by default IREE computes it in f32, and takes the caller's buffers for f32 as well."""
 KEEP_CHECKS = ("--iree-opt-strip-assertions=false",)
 """For a program that compares sizes before it reads: by default the compiler drops that."""
-_REMEDIES: tuple[tuple[Callable[[Path, Path], object], tuple[str, ...], str], ...] = (
-    (lambda phases, regions: crowded(phases), LESS_JOINED, WHY_LESS_JOINED),
-    (lambda phases, regions: find_unordered(regions), IN_ORDER, WHY_IN_ORDER),
-)
-"""What makes a module wrong although the compiler takes it, by what it left, the flags to compile it with once more, and why."""
 _F64 = re.compile(r"[,x<]f64\b")
 
 
@@ -178,7 +174,7 @@ def import_planned(
     sites = {site.name: site for site in planned.sites}
     made = import_mlir(planned.model, sites, externalize, target=planned.target, verify=verify, data_prop=data_prop)
     own = (*(KEEP_F64 if _F64.search(made.text) else ()), *(KEEP_CHECKS if "torch.runtime.assert" in made.text else ()))
-    own += (f"{_TILING}=false",) if made.is_packed_wrongly else ()
+    own += (f"{TILING}=false",) if made.is_packed_wrongly else ()
     flags = tuple(dict.fromkeys((*own, *(f for k in planned.kernels.values() for f in k.flags))))
     told = (tuple(made.linear), tuple(made.norms), tuple(made.linear_attention))
     return ImportedModule(made.text, planned, flags, tuple(made.parameters), *told)
@@ -265,8 +261,8 @@ def compile_planned(
         try:
             compile_text(imported.text, flags=(*options, *dump))
         except CompileError as e:
-            packed = not target.is_gpu and not any(f.startswith(_TILING) for f in flags)
-            if not (packed and any(message in str(e) for message in _PACKING_FAILS)):
+            remedy = remedy_for(e, target, flags)
+            if remedy is None or not remedy.is_sure:
                 refused = _refused(imported.kernels, target, flags, tmp, timeout_s, memory_bytes)
             if refused:
                 # The sites of those kernels alone are written anew. The importer numbers the values of a program through, so its
@@ -275,21 +271,19 @@ def compile_planned(
                 options = merge_flags(MODEL_FLAGS.get(target.backend, ()), imported.flags, flags)
                 if keep_intermediates:
                     _keep_imported(imported, keep_intermediates)
-            elif packed and " was stopped " not in str(e):
-                options = merge_flags(options, (f"{_TILING}=false",))
-                note = f"without packed matrix products, which may be slower: with them {_without_log(e)}"
+            elif remedy is not None:
+                options, note = merge_flags(options, remedy.flags), remedy.why
             else:
                 raise
             clear(phases, regions, encoder, log, log.with_suffix(".failed.mlir"))
             progress("iree-compile, once more")
             compile_text(imported.text, flags=(*options, *dump))
-        for is_needed, more, why in _REMEDIES:
-            if is_needed(phases, regions):
-                options = merge_flags(options, more)
-                note = "; ".join(filter(None, (note, why)))
-                clear(phases, regions, encoder)
-                progress("iree-compile, once more")
-                compile_text(imported.text, flags=(*options, *dump))
+        for needed in remedies_of(phases, regions):
+            options = merge_flags(options, needed.flags)
+            note = "; ".join(filter(None, (note, needed.why)))
+            clear(phases, regions, encoder)
+            progress("iree-compile, once more")
+            compile_text(imported.text, flags=(*options, *dump))
         check_numbers(phases)
         progress("inspecting what the compiler made")
         inspection = inspect_phases(phases, imported.planned.sites)
@@ -386,12 +380,3 @@ def _refused(
         except CompileError as e:
             found[kernel.name] = _without_log(e)
     return found
-
-
-_TILING = "--iree-opt-data-tiling"
-_PACKING_FAILS = (
-    "expected padding_value has 'i8' but got: 'i1'",
-    "'iree_codegen.load_from_buffer' op buffer and tensor shapes must be compatible",
-    "'affine.delinearize_index' op no basis element may be statically non-positive",
-)
-"""Errors of the compiler that come of matmuls in packed layout alone (docs/developer/iree-bugs.md)."""

@@ -95,6 +95,15 @@ def test_crowded_dispatch(tmp_path: Path) -> None:
     assert (y == 2 * sum(range(1, 34))).all()
 
 
+def test_wide_reduction(tmp_path: Path) -> None:
+    cuda = ("--iree-hal-target-device=cuda", "--iree-cuda-target=sm_80")
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        _compiled("wide_reduction", tmp_path, device=cuda)
+        pytest.fail(REPAIRED)
+    assert "op failed to distribute" in refused.value.stderr
+    _compiled("wide_reduction", tmp_path, "--iree-codegen-llvmgpu-use-reduction-vector-distribution=false", device=cuda)
+
+
 def test_last_place(tmp_path: Path) -> None:
     (places,) = load_module(_compiled("last_place", tmp_path))(np.array([[2, 2, 1], [3, 10, 4]], np.float32))
     assert places.tolist() != [[1], [1]], REPAIRED
