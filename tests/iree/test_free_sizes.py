@@ -247,3 +247,34 @@ def test_places_of_integers_for_gpus(opset: int) -> None:
         inputs = {"x": np.random.default_rng(n).integers(0, 3, (n, t))}
         for got, want in zip(run(legal, inputs), run(model, inputs), strict=True):
             np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cast", "target"), [("float", "", "cuda"), ("float16", "c = Cast<to=1>(x)", "cpu-host")]
+)
+def test_places_among_floats(kind: str, cast: str, target: str) -> None:
+    """As onnxruntime compares: with the best so far, beginning with the first, which a NaN stays. For GPUs, and of what a Cast made
+    wider."""
+    x = "c" if cast else "x"
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["": 18]>
+        g ({kind}[N, T] x) => (int64[N] a, int64[1, T] b, int64[N, 1] c1, int64[T] d) {{
+          {cast}
+          a = ArgMax<axis = -1, keepdims = 0>({x})
+          b = ArgMin<axis = 0>({x})
+          c1 = ArgMin<axis = 1, select_last_index = 1>({x})
+          d = ArgMax<axis = 0, keepdims = 0, select_last_index = 1>({x})
+        }}"""
+    )
+    infer_types(model, {})
+    legal = legalize(model, target=parse_target(target))
+    assert not {op_of(n) for n in legal.graph.node} & {"ArgMax", "ArgMin"}
+    rng = np.random.default_rng(0)
+    for shape in ((3, 7), (1, 1), (40, 33)):
+        numbers = rng.integers(-3, 4, shape).astype(np.float32)
+        for odd, part in ((np.nan, 0.3), (-np.inf, 0.1), (np.inf, 0.1)):
+            numbers[rng.random(shape) < part] = odd
+        numbers[0] = -np.inf
+        inputs = {"x": numbers.astype(np.float16 if kind == "float16" else np.float32)}
+        for got, want in zip(run(legal, inputs), run(model, inputs), strict=True):
+            np.testing.assert_array_equal(got, want)

@@ -1,4 +1,5 @@
-"""What is gathered from a part of a tensor on GPUs is copied first; CPUs, and gathers from whole tensors, stay as they are."""
+"""What is gathered from a part of a tensor on GPUs is copied first, and what is sorted of one everywhere; gathers on CPUs, and from
+whole tensors, stay as they are."""
 
 from __future__ import annotations
 
@@ -63,3 +64,12 @@ def test_what_stays() -> None:
     assert ops(gathering([slice_()], "x"), CUDA) == ["Slice", "Gather"]
     computed = [helper.make_node("Slice", ["x", "n0", "n3", "n3"], ["cut"]), helper.make_node("Abs", ["cut"], ["part"])]
     assert ops(gathering(computed), CUDA) == ["Slice", "Abs", "Gather"]
+
+
+@pytest.mark.parametrize("target", [HOST, CUDA])
+@pytest.mark.parametrize(("source", "copies"), [("part", 1), ("x", 0)])
+def test_parts_are_copied_to_be_sorted(target: Target, source: str, copies: int) -> None:
+    model = gathering([slice_()], source)
+    sorting = helper.make_node("TopK", [source, "n3"], ["y", "places"], axis=2)
+    model.graph.node[-1].CopyFrom(sorting)
+    assert ops(model, target).count(APART) == copies
