@@ -1,6 +1,6 @@
 """A part of a tensor is copied first where the compiler goes wrong with a Slice that it does not copy
-(docs/developer/iree-bugs.md): where elements are gathered from it, on GPUs, it reads them as if its rows stood beside each other; to
-sort it is refused."""
+(docs/developer/iree-bugs.md): where elements are gathered from it, on GPUs, it reads them as if its rows stood beside each other;
+to sort it is refused."""
 
 from __future__ import annotations
 
