@@ -14,8 +14,11 @@ FIRST = {
     "relu": ("float", "float", "a = Relu(x)"),
     "abs": ("int64", "int64", "a = Abs(x)"),
     "abs of int32": ("int32", "int32", "a = Abs(x)"),
+    "negative int32": ("int32", "int32", "a = Neg(x)"),
+    "bytes": ("uint8", "uint8", "o = Constant<value = uint8 {1}>() a = BitwiseOr(x, o)"),
     "float as int64": ("float", "int64", "a = Cast<to=7>(x)"),
     "float as int32": ("float", "int32", "a = Cast<to=6>(x)"),
+    "float as int8": ("float", "int8", "a = Cast<to=3>(x)"),
     "int64 as float": ("int64", "float", "a = Cast<to=1>(x)"),
     "uint8 as float": ("uint8", "float", "a = Cast<to=1>(x)"),
     "float16 as float": ("float16", "float", "a = Cast<to=1>(x)"),
@@ -44,9 +47,15 @@ SECOND = {
     "sum of all": "y = ReduceSum<keepdims=0>(a)",
     "largest along": f"{ALONG} y = ReduceMax(a, k)",
     "least down": f"{DOWN} y = ReduceMin<keepdims=0>(a, k)",
+    "least along": f"{ALONG} y = ReduceMin(a, k)",
+    "largest down": f"{DOWN} y = ReduceMax(a, k)",
+    "least of all": "y = ReduceMin<keepdims=0>(a)",
     "place of the largest": "y = ArgMax<axis=1, keepdims=0>(a)",
     "last place of the least": "y = ArgMin<axis=0, select_last_index=1>(a)",
+    "place of the least along": "y = ArgMin<axis=1>(a)",
+    "last place of the largest down": "y = ArgMax<axis=0, select_last_index=1, keepdims=0>(a)",
     "sums so far": "k = Constant<value_int = 1>() y = CumSum(a, k)",
+    "sums so far down": "k = Constant<value_int = 0>() y = CumSum<exclusive=1>(a, k)",
     "two best": "k = Constant<value_ints = [2]>() y, places = TopK<axis=1>(a, k)",
     "mean along": f"{ALONG} y = ReduceMean(a, k)",
     "softmax": "y = Softmax<axis=1>(a)",
@@ -55,6 +64,8 @@ SECOND = {
     "product": "t = Transpose<perm=[1, 0]>(a) y = MatMul(a, t)",
 }
 """Source of y by `a`. From the mean on, of floats alone."""
+NOT_OF_BYTES = ("sum", "two best")
+"""ONNX has sums of 32 bits and more alone, and onnxruntime no order of bytes."""
 OF_FLOATS = tuple(SECOND)[list(SECOND).index("mean along") :]
 TYPES: dict[str, Any] = {
     "float": np.float32,
@@ -62,6 +73,7 @@ TYPES: dict[str, Any] = {
     "double": np.float64,
     "int64": np.int64,
     "int32": np.int32,
+    "int8": np.int8,
     "uint8": np.uint8,
     "bool": np.bool_,
 }
@@ -70,7 +82,9 @@ TYPES: dict[str, Any] = {
 def pairs() -> list[tuple[str, str]]:
     """The names of all pairs that fit each other."""
     floats = {name for name, (_, made, _) in FIRST.items() if made in ("float", "float16", "double")}
-    return [(a, b) for a, b in itertools.product(FIRST, SECOND) if b not in OF_FLOATS or a in floats]
+    small = {name for name, (_, made, _) in FIRST.items() if made in ("int8", "uint8")}
+    found = [(a, b) for a, b in itertools.product(FIRST, SECOND) if b not in OF_FLOATS or a in floats]
+    return [(a, b) for a, b in found if not (a in small and b.startswith(NOT_OF_BYTES))]
 
 
 def model_of(first: str, second: str) -> onnx.ModelProto:
@@ -78,7 +92,7 @@ def model_of(first: str, second: str) -> onnx.ModelProto:
     kind, made, source = FIRST[first]
     result = "int64" if "place" in second else made
     body = "\n".join(f"{source} {SECOND[second]}".replace(") ", ")\n").splitlines())
-    dims = "" if second == "sum of all" else "[p]" if "keepdims=0" in SECOND[second] else "[p, q]"
+    dims = "" if "of all" in second else "[p]" if "keepdims=0" in SECOND[second] else "[p, q]"
     return onnx.parser.parse_model(
         f"""<ir_version: 9, opset_import: ["" : 18]>
         pair ({kind}[n, m] x) => ({result}{dims} y) {{ {body} }}"""
@@ -86,13 +100,10 @@ def model_of(first: str, second: str) -> onnx.ModelProto:
 
 
 def draw(first: str, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """Whole numbers, several of them equal."""
+    """Whole numbers, several of them equal: of either sign, or by the shape all above zero or all below it, where it shows
+    what a tile reads beyond an axis."""
     dtype = TYPES[FIRST[first][0]]
-    numbers = rng.integers(-4, 5, shape)
-    return (
-        numbers > 0
-        if dtype is np.bool_
-        else np.abs(numbers).astype(dtype)
-        if dtype is np.uint8
-        else numbers.astype(dtype)
-    )
+    numbers = rng.integers(-4, 5, shape) + (0, 6, -6)[shape[0] % 3]
+    if dtype is np.bool_:
+        return rng.integers(0, 2, shape) > 0
+    return np.abs(numbers).astype(dtype) if dtype is np.uint8 else numbers.astype(dtype)

@@ -9,10 +9,11 @@ import onnx_ir as ir
 from onnx import TensorProto
 
 from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.legalise.wide_integers import widened
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
-_ORDERED = (*_FLOATS, TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64)
+_ORDERED = (*_FLOATS, TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8)
 
 
 def arg_reduce(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -43,10 +44,11 @@ def _place_of_equal(g: GraphWriter, node: onnx.NodeProto, rank: int) -> None:
     hint, x, axis = node.name or op_of(node), node.input[0], attr_of(node, "axis", 0) % rank
     last, zero, one = attr_of(node, "select_last_index", 0), *(g.const(np.array(n, np.int64), hint) for n in (0, 1))
     size, kind, is_max = g.size(x, axis, hint), g.kind(x), op_of(node) == "ArgMax"
-    numbers = x
     if kind in _FLOATS:
         least = g.const(np.array(-np.inf if is_max else np.inf, np.float32), hint)
         numbers = g.add("Where", [g.add("IsNaN", [x], hint), g.cast(least, TensorProto.FLOAT, kind, hint), x], hint)
+    else:
+        numbers = x = widened(g, x, hint)
     best = g.reduce("ReduceMax" if is_max else "ReduceMin", numbers, [axis], hint)
     places = g.add("Range", [zero, size, one], hint)
     if axis < rank - 1:
@@ -56,8 +58,8 @@ def _place_of_equal(g: GraphWriter, node: onnx.NodeProto, rank: int) -> None:
     if kind not in _FLOATS:
         g.reduce(pick, found, [axis], hint, keepdims=kept, out=node.output[0])
         return
-    # onnxruntime compares with the best so far, beginning with the first: a NaN there stays the best, and none behind it is better.
     place = g.reduce(pick, found, [axis], hint, keepdims=kept)
+    # onnxruntime compares with the best so far, beginning with the first: a NaN there stays the best, and none behind it is better.
     index = g.ints([0], hint) if kept else zero
     first = g.add("IsNaN", [g.add("Gather", [x, index], hint, axis=axis)], hint)
     g.add("Where", [first, zero, place], hint, out=node.output[0])

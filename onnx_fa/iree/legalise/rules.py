@@ -84,6 +84,7 @@ from onnx_fa.iree.legalise.token_sums import TOKEN_SUMS, token_sums
 from onnx_fa.iree.legalise.top_k import TOP_K_SITE, top_k
 from onnx_fa.iree.legalise.typed_data import write_raw, write_tensors
 from onnx_fa.iree.legalise.vector_products import vector_product
+from onnx_fa.iree.legalise.wide_integers import compare_wide
 from onnx_fa.iree.legalise.writer import GraphWriter, Handler, all_nodes, attr_of, bodies_of, declare_own_nodes
 from onnx_fa.spec.target import Target
 
@@ -334,6 +335,8 @@ _HANDLERS: dict[str, Handler] = {
     "TopK": top_k,
     "ArgMax": arg_reduce,
     "ArgMin": arg_reduce,
+    "ReduceMax": compare_wide,
+    "ReduceMin": compare_wide,
     PAST_ROWS: past_rows,
     "MatMul": _matmul,
     "Gemm": _gemm,
