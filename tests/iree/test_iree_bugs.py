@@ -296,6 +296,13 @@ def test_packed_products(tmp_path: Path) -> None:
     _assert_first_batch_alone(run(a, w, z)[0], a @ w @ z)
 
 
+def test_packed_turned(tmp_path: Path) -> None:
+    run = load_module(compiled("packed_turned", tmp_path, "--iree-opt-data-tiling"))
+    rng = np.random.default_rng(0)
+    x, z = (rng.standard_normal(s).astype(np.float32) for s in ((7, 2, 5), (2, 7, 9)))
+    _assert_first_batch_alone(run(x, z)[0], x.transpose(1, 2, 0) @ z)
+
+
 def _assert_first_batch_alone(got: np.ndarray, want: np.ndarray) -> None:
     np.testing.assert_allclose(got[0], want[0], rtol=1e-3, atol=1e-3)
     assert np.abs(got[1] - want[1]).max() > 0.1, REPAIRED

@@ -52,6 +52,47 @@ def test_every_batch_is_right(body: str, rows: int, tmp_path: Path) -> None:
     assert error_by_batch(model(body, [*a], [*v]), tmp_path / "m.vmfb", a, v) < 1e-5
 
 
+TURNS = {
+    "k, batch, rows": ("d = Transpose<perm=[1, 2, 0]>(a) y = MatMul(d, v)", (7, 2, 5), (2, 7, 9)),
+    "two batches": ("d = Transpose<perm=[1, 2, 3, 0]>(a) y = MatMul(d, v)", (7, 2, 3, 5), (2, 3, 7, 9)),
+    "batches of one": ("d = Transpose<perm=[0, 2, 3, 1]>(a) y = MatMul(d, v)", (1, 7, 3, 5), (1, 3, 7, 9)),
+    "by two": (
+        "b = Transpose<perm=[1, 0, 2]>(a) e = Exp(b) d = Transpose<perm=[0, 2, 1]>(e) y = MatMul(d, v)",
+        (7, 2, 5),
+        (2, 7, 9),
+    ),
+    "merged": (
+        "b = Transpose<perm=[2, 3, 0, 1]>(a) s = Constant<value_ints=[2, 5, 21]>() d = Reshape(b, s) y = MatMul(d, v)",
+        (3, 7, 2, 5),
+        (2, 21, 9),
+    ),
+    "by an Einsum": ('y = Einsum<equation="kbm,bkn->bmn">(a, v)', (7, 2, 5), (2, 7, 9)),
+    "by an Einsum, of one operand": ('y = Einsum<equation="kbm,kbn->bmn">(a, a)', (7, 2, 5), (1,)),
+}
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_turned_operands(name: str, tmp_path: Path) -> None:
+    body, *shapes = TURNS[name]
+    rank = 4 if len(shapes[1]) == 4 else 3
+    text = f"""<ir_version: 9, opset_import: ["": 18]>
+        g (float{[*shapes[0]]} a, float{[*shapes[1]]} v) => (float[{",".join("rstu"[:rank])}] y) {{ {body} }}"""
+    assert error_by_batch(onnx.parser.parse_model(text), tmp_path / "m.vmfb", *shapes) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("perm", "is_left", "apart"),
+    [((1, 2, 0), True, 1), ((1, 2, 0), False, 0), ((0, 2, 1), True, 0), ((1, 0, 2), True, 0)],
+)
+def test_others_are_read_as_they_lie(perm: tuple[int, ...], is_left: bool, apart: int) -> None:
+    """What is copied first is copied for nothing where it is right together with the product."""
+    operands = "d, v" if is_left else "v, d"
+    tested = model(f"d = Transpose<perm={list(perm)}>(a) y = MatMul({operands})", [4, 4, 4], [4, 4, 4])
+    infer_types(tested, {})
+    keep_rows_apart(tested, target=parse_target("cpu-host"))
+    assert [op_of(n) for n in tested.graph.node].count(APART) == apart
+
+
 def test_free_sizes(tmp_path: Path) -> None:
     tested = model(DIVIDED + LEFT, ["b", "n", 64], ["b", 64, 48])
     assert error_by_batch(tested, tmp_path / "m.vmfb", (3, 7, 64), (3, 64, 48)) < 1e-5

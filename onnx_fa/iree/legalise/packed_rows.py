@@ -2,8 +2,9 @@
 
 On CPUs the compiler packs the operands of products, in the dispatch that computes them. Where that is another product, or spreads
 a number over a row, as a norm or a factor of each row does, and the rows do not fill their last tile, all batches but the first
-get other numbers, silently (packed_rows.mlir, packed_products.mlir). The compiler does not see through an Apart, so that the
-operand is computed first and packed by a dispatch of its own.
+get other numbers, silently (packed_rows.mlir, packed_products.mlir), and so they do where a left operand's axes are turned in some
+way (packed_order.py). The compiler does not see through an Apart, so that the operand is computed first and packed by a dispatch of
+its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from onnx import helper
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
+from onnx_fa.iree.legalise.packed_order import Order, first_order, is_turned, order_in_front, turn_operand
 from onnx_fa.iree.legalise.writer import GraphWriter, declare_own_nodes
 from onnx_fa.spec.target import Target
 
@@ -50,25 +52,16 @@ def keep_rows_apart(
     g = GraphWriter(model, held, target=target)
     if g.cpu is None:
         return False
-    within = any(
-        _is_packed_wrongly(body, x)
-        for body in g.bodies()
-        for node in body.graph.node
-        if _has_batches(body, node)
-        for x in node.input
-    )
-    found = {
-        n: [x for x in node.input if _is_packed_wrongly(g, x)]
-        for n, node in enumerate(model.graph.node)
-        if _has_batches(g, node)
-    }
+    within = any(_packed_wrongly(body, node) for body in g.bodies() for node in body.graph.node)
+    found = {n: _packed_wrongly(g, node) for n, node in enumerate(model.graph.node)}
     if not any(found.values()):
         return within
     for n, node in enumerate(model.graph.node):
-        for value in dict.fromkeys(found.get(n, ())):
-            made = write_apart(g, value)
-            for i, name in enumerate(node.input):
-                node.input[i] = made if name == value else name
+        if 0 in found[n]:
+            turn_operand(g, node)
+        made = {value: write_apart(g, value) for value in dict.fromkeys(node.input[i] for i in found[n])}
+        for i in found[n]:
+            node.input[i] = made[node.input[i]]
         g.nodes.append(node)
     g.replace_nodes(g.nodes)
     declare_own_nodes(model)
@@ -85,22 +78,33 @@ def _has_batches(g: GraphWriter, node: onnx.NodeProto) -> bool:
     return any(d != 1 for d in (*left[:-2], *right[:-2]))
 
 
-def _is_packed_wrongly(g: GraphWriter, value: str) -> bool:
-    """Whether anything but elementwise ops may be computed together with a value."""
-    pending, seen = [value], set[str]()
+def _packed_wrongly(g: GraphWriter, node: onnx.NodeProto) -> list[int]:
+    """Which operands of a product of batches have to be computed first."""
+    if not _has_batches(g, node):
+        return []
+    orders = first_order(g, node), None
+    return [i for i, order in enumerate(orders) if _is_packed_wrongly(g, node.input[i], order)]
+
+
+def _is_packed_wrongly(g: GraphWriter, value: str, order: Order | None) -> bool:
+    """Whether anything but elementwise ops may be computed together with a value, or its axes are read in an order that is wrong;
+    None where any is right."""
+    pending, seen = [(value, order)], set[tuple[str, Order | None]]()
     while pending:
-        name = pending.pop()
+        name, read = pending.pop()
+        if read is not None and is_turned(g, name, read):
+            return True
         node = g.maker(name)
-        if node is None or name in seen:
+        if node is None or (name, read) in seen:
             continue
-        seen.add(name)
+        seen.add((name, read))
         op = op_of(node)
         if op in _ALONE or op.startswith(f"{DOMAIN}."):
             continue
         spread = op != "Reshape" and any(_spreads(g.shape(x), g.shape(name)) for x in node.input if x)
         if op not in _ELEMENTWISE or spread:
             return True
-        pending += [x for x in node.input if x]
+        pending += [(x, read if read is None else order_in_front(g, node, x, read)) for x in node.input if x]
     return False
 
 
