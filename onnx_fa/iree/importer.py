@@ -57,6 +57,7 @@ from onnx_fa.iree.legalise.rotations import find_rotations
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.legalise.sequences_last import put_sequences_last
 from onnx_fa.iree.legalise.sliced_rows import copy_sliced_rows
+from onnx_fa.iree.legalise.turned_twice import keep_reductions_apart
 from onnx_fa.iree.legalise.wide_sums import widen_sums
 from onnx_fa.iree.legalise.writer import attributes_of, values_of_constants
 from onnx_fa.iree.mlir_values import (
@@ -148,6 +149,7 @@ def import_mlir(
     linear, norms = join_few_rows(proto, held, target=target, linear=linear, norms=norms)
     find_rotations(proto, held, target=target)
     widen_sums(proto, held)
+    keep_reductions_apart(proto, held, target=target)
     packed_wrongly = keep_rows_apart(proto, held, target=target)
     join_rows(proto, target=target)
     copy_sliced_rows(proto, target=target)

@@ -296,6 +296,14 @@ def test_packed_products(tmp_path: Path) -> None:
     _assert_first_batch_alone(run(a, w, z)[0], a @ w @ z)
 
 
+def test_turned_twice(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((6, 7)).astype(np.float32)
+    (y,) = load_module(compiled("turned_twice", tmp_path))(x)
+    want = x.sum(1)[:, None] + x.sum(1)
+    np.testing.assert_allclose(y.diagonal(), want.diagonal(), rtol=1e-5)
+    assert np.abs(y - want).max() > 0.1, REPAIRED
+
+
 def test_packed_turned(tmp_path: Path) -> None:
     run = load_module(compiled("packed_turned", tmp_path, "--iree-opt-data-tiling"))
     rng = np.random.default_rng(0)

@@ -18,7 +18,7 @@ from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
 Order = tuple[int, ...]
 """Of each axis of an operand, in the order (B.., M.., K..), which axis of a value it is."""
-_RESHAPING = frozenset(("Reshape", "Squeeze", "Unsqueeze"))
+RESHAPING = frozenset(("Reshape", "Squeeze", "Unsqueeze"))
 
 
 def first_order(g: GraphWriter, product: onnx.NodeProto) -> Order | None:
@@ -61,7 +61,7 @@ def order_in_front(g: GraphWriter, node: onnx.NodeProto, source: str, order: Ord
     if op_of(node) == "Transpose":
         perm = attr_of(node, "perm", None) or tuple(reversed(range(len(shape))))
         return tuple(perm[axis] for axis in order)
-    if op_of(node) in _RESHAPING or len(shape) != len(order):
+    if op_of(node) in RESHAPING or len(shape) != len(order):
         return tuple(range(len(shape)))
     return order
 

@@ -24,7 +24,7 @@ from onnx_fa.spec.target import Target
 Shape = list[int | str | None] | None
 APART = f"{DOMAIN}.Apart"
 _PRODUCTS = frozenset(("MatMul", "Einsum"))
-_ELEMENTWISE = frozenset(
+ELEMENTWISE = frozenset(
     "Abs Add And Cast Ceil Clip Cos Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity IsInf "
     "IsNaN LeakyRelu Less LessOrEqual Log Max Min Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Reshape Round Sigmoid Sign Sin "
     "Softplus Softsign Sqrt Squeeze Sub Sum Tanh Transpose Unsqueeze Where Xor".split()
@@ -102,7 +102,7 @@ def _is_packed_wrongly(g: GraphWriter, value: str, order: Order | None) -> bool:
         if op in _ALONE or op.startswith(f"{DOMAIN}."):
             continue
         spread = op != "Reshape" and any(_spreads(g.shape(x), g.shape(name)) for x in node.input if x)
-        if op not in _ELEMENTWISE or spread:
+        if op not in ELEMENTWISE or spread:
             return True
         pending += [(x, read if read is None else order_in_front(g, node, x, read)) for x in node.input if x]
     return False
