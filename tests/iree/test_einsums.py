@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto
 from onnx import helper as h
@@ -66,6 +67,32 @@ def test_rows_by_a_weight_are_a_product(equation: str, tmp_path: Path) -> None:
     for sizes in (SIZES, SIZES | {"a": 1}, SIZES | {"b": 1}):
         x = np.random.default_rng(1).standard_normal([sizes[c] for c in part]).astype(np.float32)
         (want,), (got,) = run(model, {name: x}), onnx_fa.run(tmp_path / "m.vmfb", x)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+        assert got.shape == want.shape
+
+
+SUMS = ("ab,ab->a", "ab,ba->b", "abm,abm->ab", "abm,mba->ma", "abm,bam->b")
+
+
+@pytest.mark.parametrize("equation", SUMS)
+@pytest.mark.parametrize("opset", [12, 18])
+def test_sums_of_products(equation: str, opset: int, tmp_path: Path) -> None:
+    """Of free sizes, and of a half of an axis that the run computes."""
+    given, result = equation.split("->")
+    left, right = given.split(",")
+    perm = [left.index(c) for c in right]
+    kinds = {c: c if c in "ab" else str(SIZES[c]) for c in left}
+    text = f"""<ir_version: 9, opset_import: ["" : {opset}]> g (float[{",".join(kinds[c] for c in left)}] x) => (float y) {{
+        zero = Constant<value_ints = [0]>() one = Constant<value_ints = [1]>() two = Constant<value_ints = [2]>()
+        sizes = Shape(x) size = Slice(sizes, zero, one, zero) half = Div(size, two) part = Slice(x, zero, half, zero)
+        turned = Transpose<perm = {perm}>(part) y = Einsum<equation = "{equation}">(part, turned) }}"""
+    model = onnx.parser.parse_model(text)
+    model.graph.output[0].CopyFrom(h.make_tensor_value_info("y", TensorProto.FLOAT, [f"r{c}" for c in result]))
+    assert "Einsum" not in ops(model)
+    onnx_fa.compile(model, tmp_path / "m.vmfb")
+    for sizes in ({"a": 6, "b": 5}, {"a": 4, "b": 9}):
+        x = np.random.default_rng(1).standard_normal([(SIZES | sizes)[c] for c in left]).astype(np.float32)
+        (want,), (got,) = run(model, {"x": x}), onnx_fa.run(tmp_path / "m.vmfb", x)
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
         assert got.shape == want.shape
 

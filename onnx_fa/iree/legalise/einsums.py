@@ -20,7 +20,7 @@ def einsum(g: GraphWriter, node: onnx.NodeProto) -> bool:
     """The Einsum without axes that are repeated, and a product where it is one of rows and a weight."""
     equation = with_own_letters(equation_of(node), [g.shape(x) for x in node.input])
     if equation is None:
-        return _product(g, node)
+        return _product(g, node) or _sum_of_products(g, node)
     given, _, result = equation.partition("->")
     terms, inputs, hint = given.split(","), list(node.input), node.name or "Einsum"
     for i, term in enumerate(terms):
@@ -69,6 +69,26 @@ def _product(g: GraphWriter, node: onnx.NodeProto) -> bool:
         g.nodes[-1].output[0] = node.output[0]
     if not last:
         _ordered(g, product, free + wide, result, hint, out=node.output[0])
+    return True
+
+
+def _sum_of_products(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """Numbers of two operands that have the same axes, multiplied one by one and added along some, as `bij,bij->bi`. As a product
+    of matrices IREE stops a run where sizes along those axes are computed."""
+    letters = _letters(attr_of(node, "equation", b"").decode())
+    if letters is None or g.kind(node.input[0]) not in (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE):
+        return False
+    left, right, result = letters
+    summed = [c for c in left if c not in result]
+    if sorted(left) != sorted(right) or not summed or not result or not set(result) <= set(left):
+        return False
+    hint, kept = node.name or "Einsum", [c for c in left if c in result]
+    product = g.add("Mul", [node.input[0], _ordered(g, node.input[1], right, left, hint)], hint)
+    axes = g.ints([left.index(c) for c in summed], hint)
+    if kept == result:
+        g.add("ReduceSum", [product, axes], hint, out=node.output[0], keepdims=0)
+    else:
+        _ordered(g, g.add("ReduceSum", [product, axes], hint, keepdims=0), kept, result, hint, out=node.output[0])
     return True
 
 

@@ -1,0 +1,37 @@
+"""Chains of operators over free sizes, drawn at random, give what onnxruntime gives. By hand as many as one likes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from onnx_fa.errors import CompileError
+from onnx_fa.iree.compile import compile_model
+from onnx_fa.iree.run import load_module
+from onnx_fa.spec.target import parse_target
+from tests.support.ort_run import run
+from tests.support.random_chains import draw_chain
+
+COUNT, FIRST = int(os.environ.get("ONNX_FA_CHAINS", "0")), int(os.environ.get("ONNX_FA_SEED", "0"))
+SEEDS = range(FIRST, FIRST + COUNT) if COUNT else range(4)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_chain(seed: int, tmp_path: Path) -> None:
+    model, feeds = draw_chain(seed)
+    wants = [run(model, given)[0] for given in feeds]
+    try:
+        compile_model(model, tmp_path / "m.vmfb", parse_target("cpu-host"))
+    except CompileError as e:
+        pytest.skip(f"the compiler refuses it: {e}")
+    call, names = load_module(tmp_path / "m.vmfb"), [n.op_type for n in model.graph.node]
+    is_half = any(n.op_type == "Cast" and n.attribute[0].i == onnx.TensorProto.FLOAT16 for n in model.graph.node)
+    for given, want in zip(feeds, wants, strict=True):
+        (got,) = call(given["x"])
+        assert got.shape == want.shape, names
+        bound = 2e-2 if is_half else 1e-4
+        np.testing.assert_allclose(got.astype(float), want.astype(float), rtol=bound, atol=bound, err_msg=str(names))
