@@ -1,5 +1,5 @@
 """ArgMax and ArgMin along an axis of free size (docs/developer/iree-bugs.md). IREE counts the last place of equal numbers wrongly,
-silently, for GPUs refuses both, and for CPUs those of numbers that a Cast made wider."""
+silently, for GPUs refuses both, and for CPUs those of numbers that a Cast made wider, and of four axes along any."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ from onnx_fa.iree.legalise.writer import GraphWriter, attr_of
 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 _ORDERED = (*_FLOATS, TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8)
+_MANY = 4
+"""Axes, any of them free, of which the compiler takes tiles that fit no stack: classes of pixels in a free batch."""
 
 
 def arg_reduce(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """The least or the largest place of those with the largest number, for GPUs and of numbers that a Cast made wider. Else, of the
-    last place, the first one in reverse, counted from the end."""
-    shape = g.shape(node.input[0])
-    if not shape or isinstance(shape[attr_of(node, "axis", 0) % len(shape)], int):
+    """The least or the largest place of those with the largest number, for GPUs, of numbers that a Cast made wider, and of many
+    axes. Else, of the last place, the first one in reverse, counted from the end."""
+    shape, is_gpu = g.shape(node.input[0]), g.target is not None and g.target.is_gpu
+    if not shape:
         return False
-    refused = (g.target is not None and g.target.is_gpu) or _is_widened(g, node.input[0])
+    many = not is_gpu and sum(d != 1 for d in shape) >= _MANY and not all(isinstance(d, int) for d in shape)
+    if isinstance(shape[attr_of(node, "axis", 0) % len(shape)], int) and not many:
+        return False
+    refused = many or is_gpu or _is_widened(g, node.input[0])
     if refused and g.kind(node.input[0]) in _ORDERED:
         _place_of_equal(g, node, len(shape))
         return True
