@@ -24,6 +24,11 @@ PAIRS = {
     "sums": f"t = ReduceSum(x, last) {TURN} y = Add(t, u)",
     "sums without their axis": "t = ReduceSum<keepdims=0>(x, last) u = Unsqueeze(t, one) y = Mul(u, t)",
     "through others": f"s = ReduceMax(x, last) t = Abs(s) {TURN} v = Exp(u) y = Sub(v, s)",
+    "the same sums twice": "t = ReduceSum(x, last) s = ReduceSum(x, last) u = Transpose<perm=[1, 0]>(s) y = Add(t, u)",
+    "of the same squares twice": (
+        "a = Mul(x, x) k = Constant<value_ints=[-1]>() t = ReduceSum(a, k) b = Mul(x, x) s = ReduceSum(b, last) "
+        "u = Transpose<perm=[1, 0]>(s) y = Add(t, u)"
+    ),
     "softmax": f"p = MatMul(x, w) t = Softmax(p) {TURN} y = Sub(t, u)",
     "rows less their mean": f"p = MatMul(x, w) m = ReduceMean(p, last) t = Sub(p, m) {TURN} y = Mul(t, u)",
     "expanded": (
@@ -42,6 +47,7 @@ ONCE = {
     "one order": "t = ReduceSum(x, last) y = Sub(x, t)",
     "one order twice": f"t = ReduceSum(x, last) {TURN} v = Transpose<perm=[1, 0]>(t) y = Sub(u, v)",
     "products": f"t = MatMul(x, w) {TURN} y = Sub(t, u)",
+    "sums of two": "t = ReduceSum(x, last) z = Abs(x) s = ReduceSum(z, last) u = Transpose<perm=[1, 0]>(s) y = Add(t, u)",
     "one number": f"t = ReduceSum(x) {TURN} y = Add(t, u)",
 }
 
@@ -84,7 +90,9 @@ def test_in_a_branch(dims: str, tmp_path: Path) -> None:
     check(in_branch(plain, run(plain, given)), tmp_path / "m.vmfb", {TAKEN: np.array(True), **given})
 
 
-@pytest.mark.parametrize(("name", "apart"), [*((name, 1) for name in PAIRS), *((name, 0) for name in ONCE)])
+@pytest.mark.parametrize(
+    ("name", "apart"), [*((name, 2 if "twice" in name else 1) for name in PAIRS), *((name, 0) for name in ONCE)]
+)
 @pytest.mark.parametrize("target", ["cpu-host", "cuda"])
 def test_which_are_apart(name: str, apart: int, target: str) -> None:
     tested = model({**PAIRS, **ONCE}[name])

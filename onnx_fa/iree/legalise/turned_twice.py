@@ -30,6 +30,7 @@ _REDUCTIONS = frozenset(
     "LpNormalization MeanVarianceNormalization RMSNormalization SimplifiedLayerNormalization Softmax".split()
 )
 """Beside those that are called so. Products are right."""
+_FEW = 64
 
 
 def keep_reductions_apart(
@@ -45,12 +46,13 @@ def keep_reductions_apart(
 
 
 def _part(g: GraphWriter, part: Callable[[GraphWriter, str], str]) -> bool:
-    twice, apart = set(_read_in_two_orders(g)), dict[str, str]()
+    same, apart = _equal_values(g), dict[str, str]()
+    twice = set(_read_in_two_orders(g, same))
     for node in g.graph.node if twice else ():
         for i, value in enumerate(node.input):
             node.input[i] = apart.get(value, value)
         g.nodes.append(node)
-        apart |= {value: part(g, value) for value in node.output if value in twice}
+        apart |= {value: part(g, value) for value in node.output if same.get(value) in twice}
     if twice:
         g.replace_nodes(g.nodes)
     return bool(twice)
@@ -71,8 +73,27 @@ def _gather_all(g: GraphWriter, value: str) -> str:
     return g.typed(g.add("Gather", [value, places], hint, axis=axis), g.kind(value), shape)
 
 
-def _read_in_two_orders(g: GraphWriter) -> Iterator[str]:
-    """Results of reductions that an elementwise operation reads in more than one order. Their shapes are known."""
+def _equal_values(g: GraphWriter) -> dict[str, str]:
+    """By the first result of each node, the name of the first one that is computed so: the compiler makes one of those that are
+    equal, such as the sums of a tensor and those of the same tensor again."""
+    same, first = dict[str, str](), dict[tuple[object, ...], str]()
+    for node in g.graph.node:
+        if node.output and node.output[0] and op_of(node) != "Constant":
+            inputs = tuple(same.get(x, _said(g, x)) for x in node.input)
+            attributes = tuple(sorted(a.SerializeToString() for a in node.attribute))
+            same[node.output[0]] = first.setdefault((op_of(node), inputs, attributes), node.output[0])
+    return same
+
+
+def _said(g: GraphWriter, value: str) -> str:
+    """A name, or the numbers of a small constant: those of axes and shapes."""
+    array = g.array(value) if value else None
+    return value if array is None or array.size > _FEW else f"{array.dtype} {array.tolist()}"
+
+
+def _read_in_two_orders(g: GraphWriter, same: Mapping[str, str]) -> Iterator[str]:
+    """Results of reductions that an elementwise operation reads in more than one order, by the first that is computed so. Their
+    shapes are known."""
     known: dict[str, Ways] = {}
     for node in g.graph.node:
         op = op_of(node)
@@ -87,7 +108,7 @@ def _read_in_two_orders(g: GraphWriter) -> Iterator[str]:
         elif op in _REDUCTIONS or op.startswith("Reduce"):
             result = node.output[0]
             if any(d != 1 for d in g.shape(result) or ()):
-                known[result] = {result: frozenset([()])}
+                known[result] = {same[result]: frozenset([()])}
 
 
 def _met(g: GraphWriter, node: onnx.NodeProto, known: Mapping[str, Ways]) -> dict[str, frozenset[tuple[str, ...]]]:
@@ -104,6 +125,6 @@ def _met(g: GraphWriter, node: onnx.NodeProto, known: Mapping[str, Ways]) -> dic
 
 def _step(g: GraphWriter, node: onnx.NodeProto) -> str:
     """Equal for nodes that change axes alike."""
-    given = [array.tolist() if (array := g.array(x)) is not None else x for x in node.input[1:]]
+    given = [_said(g, x) for x in node.input[1:]]
     attributes = sorted(a.SerializeToString() for a in node.attribute)
     return f"{op_of(node)} {given} {attributes}"
