@@ -78,7 +78,7 @@ def _equal_values(g: GraphWriter) -> dict[str, str]:
     equal, such as the sums of a tensor and those of the same tensor again."""
     same, first = dict[str, str](), dict[tuple[object, ...], str]()
     for node in g.graph.node:
-        if node.output and node.output[0] and op_of(node) != "Constant":
+        if node.output and node.output[0] and g.array(node.output[0]) is None:
             inputs = tuple(same.get(x, _said(g, x)) for x in node.input)
             attributes = tuple(sorted(a.SerializeToString() for a in node.attribute))
             same[node.output[0]] = first.setdefault((op_of(node), inputs, attributes), node.output[0])
