@@ -91,8 +91,9 @@ def model_of(first: str, second: str) -> onnx.ModelProto:
     """x (n, m) to y."""
     kind, made, source = FIRST[first]
     result = "int64" if "place" in second else made
-    body = "\n".join(f"{source} {SECOND[second]}".replace(") ", ")\n").splitlines())
-    dims = "" if "of all" in second else "[p]" if "keepdims=0" in SECOND[second] else "[p, q]"
+    body = f"{source} {SECOND[second]}"
+    kept = "[p]" if "keepdims=0" in SECOND[second] else "[p, q]"
+    dims = "" if "of all" in second else kept
     return onnx.parser.parse_model(
         f"""<ir_version: 9, opset_import: ["" : 18]>
         pair ({kind}[n, m] x) => ({result}{dims} y) {{ {body} }}"""

@@ -8,8 +8,6 @@ it keeps, so in front of one every order counts as wrong whose outermost axis an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import onnx
 
 from onnx_fa.graph.ops import op_of
@@ -68,9 +66,6 @@ def order_in_front(g: GraphWriter, node: onnx.NodeProto, source: str, order: Ord
 
 def is_turned(g: GraphWriter, value: str, order: Order) -> bool:
     """Whether neither the outermost nor the innermost axis of a value stays where it is. A value of two axes has no batches."""
-    long = _longer_than_one(g.shape(value), order)
+    shape = g.shape(value)
+    long = [axis for axis in order if shape is None or shape[axis] != 1]
     return len(long) > 2 and long[0] != min(long) and long[-1] != max(long)
-
-
-def _longer_than_one(shape: Sequence[int | str | None] | None, order: Order) -> Order:
-    return tuple(axis for axis in order if shape is None or shape[axis] != 1)

@@ -80,8 +80,7 @@ def _equal_values(g: GraphWriter) -> dict[str, str]:
     for node in g.graph.node:
         if node.output and node.output[0] and g.array(node.output[0]) is None:
             inputs = tuple(same.get(x, _said(g, x)) for x in node.input)
-            attributes = tuple(sorted(a.SerializeToString() for a in node.attribute))
-            same[node.output[0]] = first.setdefault((op_of(node), inputs, attributes), node.output[0])
+            same[node.output[0]] = first.setdefault((op_of(node), inputs, _attributes(node)), node.output[0])
     return same
 
 
@@ -125,6 +124,8 @@ def _met(g: GraphWriter, node: onnx.NodeProto, known: Mapping[str, Ways]) -> dic
 
 def _step(g: GraphWriter, node: onnx.NodeProto) -> str:
     """Equal for nodes that change axes alike."""
-    given = [_said(g, x) for x in node.input[1:]]
-    attributes = sorted(a.SerializeToString() for a in node.attribute)
-    return f"{op_of(node)} {given} {attributes}"
+    return f"{op_of(node)} {[_said(g, x) for x in node.input[1:]]} {_attributes(node)}"
+
+
+def _attributes(node: onnx.NodeProto) -> tuple[bytes, ...]:
+    return tuple(sorted(a.SerializeToString() for a in node.attribute))
