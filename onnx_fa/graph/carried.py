@@ -8,7 +8,7 @@ from typing import Protocol
 
 import onnx_ir as ir
 
-from onnx_fa.graph.dims import Shape, known, recorded
+from onnx_fa.graph.dims import Shape, recorded
 from onnx_fa.graph.ops import attr_int, op_of
 from onnx_fa.spec.terms import Dim
 
@@ -112,7 +112,8 @@ def _carry(
 
 
 def _with_recorded(value: ir.Value, assumed: Shape | None) -> Shape | None:
-    """The assumed dims, and what the model says of the input where it names a dim or nothing is assumed."""
+    """The assumed dims, and what the model says of the input where it gives a number or nothing is assumed: a name that no other
+    size has, as exporters give to each, would say less."""
     have = recorded(value)
     if have is None or assumed is None:
         return assumed
@@ -120,4 +121,4 @@ def _with_recorded(value: ir.Value, assumed: Shape | None) -> Shape | None:
 
 
 def _either(have: Dim | None, assumed: Dim | None) -> Dim | None:
-    return have if known(have) or assumed is None else assumed
+    return have if isinstance(have, int) or assumed is None else assumed

@@ -36,6 +36,7 @@ from onnx_fa.iree.legalise.bits_fused import BITS_NODES, fuse_rounded
 from onnx_fa.iree.legalise.bodies_alone import prepare_bodies
 from onnx_fa.iree.legalise.broadcasts import doubtful_sizes, write_checks
 from onnx_fa.iree.legalise.channels_last import put_channels_last
+from onnx_fa.iree.legalise.collected import kept_in_loops, write_collected
 from onnx_fa.iree.legalise.conv_epilogues import fuse_epilogues
 from onnx_fa.iree.legalise.conv_transpose import write_shuffled
 from onnx_fa.iree.legalise.few_rows import join_few_rows
@@ -50,6 +51,7 @@ from onnx_fa.iree.legalise.known_operands import (
 from onnx_fa.iree.legalise.known_targets import known_targets, write_known_targets
 from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE, linear_attention_spec_of
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE, find_linear_sites, spec_of
+from onnx_fa.iree.legalise.loop_starts import keep_starts_apart
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_spec_of
 from onnx_fa.iree.legalise.nothing import write_nothing
 from onnx_fa.iree.legalise.packed_rows import APART, keep_rows_apart
@@ -132,6 +134,8 @@ def import_mlir(
     if raised is not typed:
         typed = raised
         infer_types(typed, sites, data_prop=data_prop)
+    if write_collected(typed, kept_in_loops(view)):
+        infer_types(typed, sites, data_prop=data_prop)
     write_nothing(typed, held)
     facts = thread_facts(typed, {name: site.spec for name, site in sites.items()}, target)
     write_shuffled(typed, held, target=target)
@@ -153,6 +157,7 @@ def import_mlir(
     packed_wrongly = keep_rows_apart(proto, held, target=target)
     join_rows(proto, target=target)
     copy_sliced_rows(proto, target=target)
+    keep_starts_apart(proto, target=target)
     info = stock.ModelInfo(proto)
     module = info.create_module(mlir.Context()).operation
     importer = _SiteImporter.define(info.main_graph, module, sites, held, externalize)

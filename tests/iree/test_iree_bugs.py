@@ -304,6 +304,12 @@ def test_turned_twice(tmp_path: Path) -> None:
     assert np.abs(y - want).max() > 0.1, REPAIRED
 
 
+def test_loop_start(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).standard_normal((5, 4, 7)).astype(np.float32)
+    (y,) = load_module(compiled("loop_start", tmp_path))(x)
+    assert np.abs(y - (x.min(1) + x.sum(1))).max() > 0.1, REPAIRED
+
+
 def test_packed_turned(tmp_path: Path) -> None:
     run = load_module(compiled("packed_turned", tmp_path, "--iree-opt-data-tiling"))
     rng = np.random.default_rng(0)

@@ -80,6 +80,16 @@ def test_turned_operands(name: str, tmp_path: Path) -> None:
     assert error_by_batch(onnx.parser.parse_model(text), tmp_path / "m.vmfb", *shapes) < 1e-5
 
 
+def test_turned_rows_by_a_matrix(tmp_path: Path) -> None:
+    """Of a width that the compiler does not know: it takes the matrix for one of each batch."""
+    body = "n = Neg(a) d = Transpose<perm=[1, 2, 3, 0]>(n) y = MatMul(d, v)", ["k", "n", 8, 8], [3, 8]
+    tested = model(*body)
+    infer_types(tested, {})
+    keep_rows_apart(tested, target=parse_target("cpu-host"))
+    assert [op_of(n) for n in tested.graph.node] == ["Neg", "Transpose", APART, "MatMul"]
+    assert error_by_batch(model(*body), tmp_path / "m.vmfb", (3, 2, 8, 8), (3, 8)) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("perm", "is_left", "apart"),
     [((1, 2, 0), True, 1), ((1, 2, 0), False, 0), ((0, 2, 1), True, 0), ((1, 0, 2), True, 0)],

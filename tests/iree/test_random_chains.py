@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnx_fa.errors import CompileError
+from onnx_fa.errors import CompileError, ModelError
 from onnx_fa.iree.compile import compile_model
 from onnx_fa.iree.run import load_module
 from onnx_fa.spec.target import parse_target
@@ -20,13 +20,14 @@ COUNT, FIRST = int(os.environ.get("ONNX_FA_CHAINS", "0")), int(os.environ.get("O
 SEEDS = range(FIRST, FIRST + COUNT) if COUNT else range(4)
 
 
+@pytest.mark.parametrize("layers", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_chain(seed: int, tmp_path: Path) -> None:
-    model, feeds = draw_chain(seed)
+def test_chain(seed: int, layers: bool, tmp_path: Path) -> None:
+    model, feeds = draw_chain(seed, layers=layers)
     wants = [run(model, given)[0] for given in feeds]
     try:
         compile_model(model, tmp_path / "m.vmfb", parse_target("cpu-host"))
-    except CompileError as e:
+    except (CompileError, ModelError) as e:
         pytest.skip(f"the compiler refuses it: {e}")
     call, names = load_module(tmp_path / "m.vmfb"), [n.op_type for n in model.graph.node]
     is_half = any(n.op_type == "Cast" and n.attribute[0].i == onnx.TensorProto.FLOAT16 for n in model.graph.node)

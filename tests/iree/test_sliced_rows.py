@@ -59,11 +59,57 @@ def test_parts_are_copied_on_gpus(name: str) -> None:
 
 
 def test_what_stays() -> None:
-    """On a CPU; a Gather from a whole tensor, and from what is computed of a part."""
+    """On a CPU; a Gather from a whole tensor, and from what is summed of a part."""
     assert ops(gathering([slice_()]), HOST) == ["Slice", "Gather"]
     assert ops(gathering([slice_()], "x"), CUDA) == ["Slice", "Gather"]
-    computed = [helper.make_node("Slice", ["x", "n0", "n3", "n3"], ["cut"]), helper.make_node("Abs", ["cut"], ["part"])]
-    assert ops(gathering(computed), CUDA) == ["Slice", "Abs", "Gather"]
+    computed = [
+        helper.make_node("Slice", ["x", "n0", "n3", "n3"], ["cut"]),
+        helper.make_node("ReduceSum", ["cut", "n3"], ["part"]),
+    ]
+    assert ops(gathering(computed), CUDA) == ["Slice", "ReduceSum", "Gather"]
+    assert ops(reading("CumSum", ["part", "axis"]), CUDA).count(APART) == 0
+    assert ops(reading("Slice", ["part", "n0", "n3", "n3", "n3"]), CUDA).count(APART) == 0
+
+
+def reading(op: str, operands: list[str], **attributes: int) -> onnx.ModelProto:
+    """A node that reads a part of x."""
+    model = gathering([slice_()])
+    model.graph.node[-1].CopyFrom(helper.make_node(op, operands, ["y"], op, **attributes))
+    constants = {"axis": np.array(3), "back": np.array([-1]), "far": np.array([-100])}
+    model.graph.initializer.extend(numpy_helper.from_array(a.astype(np.int64), n) for n, a in constants.items())
+    return model
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        reading("CumSum", ["part", "axis"], reverse=1),
+        reading("Slice", ["part", "back", "far", "n3", "back"]),
+        reading("ScatterElements", ["x", "places", "part"], axis=3),
+        reading("ScatterND", ["x", "places", "part"]),
+    ],
+    ids=lambda model: str(model.graph.node[-1].op_type),
+)
+def test_what_reads_by_place(node: onnx.ModelProto) -> None:
+    copied = ops(node, CUDA)
+    assert copied.count(APART) == 1 and copied[-2] == APART
+
+
+@pytest.mark.parametrize("target", [HOST, CUDA])
+def test_parts_are_copied_to_be_written_into(target: Target) -> None:
+    assert ops(reading("ScatterND", ["part", "places", "x"]), target).count(APART) == 1
+
+
+def test_what_is_computed_of_a_part_and_what_is_sorted() -> None:
+    cut = helper.make_node("Slice", ["x", "n0", "n3", "n3"], ["cut"])
+    computed = [
+        cut,
+        helper.make_node("Less", ["cut", "cut"], ["less"]),
+        helper.make_node("Cast", ["less"], ["part"], to=1),
+    ]
+    assert ops(gathering(computed), CUDA)[-2:] == [APART, "Gather"]
+    best = helper.make_node("TopK", ["x", "n3"], ["part", "places"], axis=3)
+    assert ops(gathering([best]), CUDA) == ["TopK", APART, "Gather"]
 
 
 @pytest.mark.parametrize("target", [HOST, CUDA])

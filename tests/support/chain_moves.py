@@ -150,7 +150,8 @@ def _reverse(c: Chain, x: Value) -> Value | None:
 def _gather_elements(c: Chain, x: Value) -> Value | None:
     axis = c.axis(x)
     size = c.add("Cast", [c.size(x, axis)], to=TensorProto.INT64)
-    whole = c.add("Abs", [c.cast(x.name, "i")])
+    bounded = c.add("Add", [x.name, c.number(x, 0.0623)]) if x.kind == "f" else x.name
+    whole = c.add("Abs", [c.cast(bounded, "i")])
     return resized(x, c.add("GatherElements", [x.name, c.add("Mod", [whole, size])], axis=axis))
 
 

@@ -10,24 +10,30 @@ import onnx
 from onnx import helper as h
 
 from tests.support.chain import KINDS, RUNS, Chain, Value, known
+from tests.support.chain_layers import LAYERS
 from tests.support.chain_moves import MOVES
 from tests.support.chain_numbers import NUMBERS
 
 _MOST = 40_000
 """Numbers of a tensor."""
+_SHAPES = (["a", "b"], ["a", "b", 4], ["a", 2, "b"], ["b", "a", "c"], ["a", "c", "b", 4], ["a", 4, "b", "c"])
+_OF_LAYERS = (["a", "b", 4], ["a", 4, "b"], ["a", 2, "b", "c"], ["a", 8, "b", "b"], [1, 4, "a", "b"], ["a", 3, 8, 8])
 
 
-def draw_chain(seed: int) -> tuple[onnx.ModelProto, list[dict[str, np.ndarray[Any, Any]]]]:
-    """A model of one input and one output, and what it is run on in turns."""
+def draw_chain(seed: int, *, layers: bool = False) -> tuple[onnx.ModelProto, list[dict[str, np.ndarray[Any, Any]]]]:
+    """A model of one input and one output, and what it is run on in turns; `layers`: most of its steps are layers of networks."""
     c = Chain(seed)
     free = {name: tuple(run[name] for run in RUNS) for name in RUNS[0]}
-    names = c.draw.choice(
-        [["a", "b"], ["a", "b", 4], ["a", 2, "b"], ["b", "a", "c"], ["a", "c", "b", 4], ["a", 4, "b", "c"]]
+    of_layers = layers and c.draw.random() < 0.7
+    names = c.draw.choice(_OF_LAYERS if of_layers else _SHAPES)
+    x = Value(
+        "x",
+        "f" if of_layers else c.draw.choice("ffiw"),
+        tuple(free[n] if isinstance(n, str) else known(n) for n in names),
     )
-    x = Value("x", c.draw.choice("ffiw"), tuple(free[n] if isinstance(n, str) else known(n) for n in names))
     first = x
     for _ in range(c.draw.randint(2, 5)):
-        step = c.draw.choice((*MOVES, *NUMBERS))
+        step = c.draw.choice(LAYERS if layers and c.draw.random() < 0.6 else (*MOVES, *NUMBERS))
         before = len(c.nodes), len(c.constants)
         y = step(c, x)
         if y is None or y.rank == 0 or max(np.prod([d[i] for d in y.dims]) for i in range(len(RUNS))) > _MOST:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import helper
+from onnx import TensorProto, helper
 
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.site_op import DOMAIN
@@ -43,6 +44,21 @@ def write_apart(g: GraphWriter, value: str) -> str:
     return made
 
 
+def gather_all(g: GraphWriter, value: str) -> str:
+    """The value again, by elements that an operation of its own reads: that is computed with nothing in front of it."""
+    shape, hint = g.shape(value), f"{value}/gathered"
+    assert shape is not None
+    axis, size = next((i, d) for i, d in enumerate(shape) if d != 1)
+    if isinstance(size, int):
+        places = g.const(np.arange(size, dtype=np.int64), hint)
+    else:
+        zero, one = (g.const(np.array(n, np.int64), hint) for n in (0, 1))
+        own = g.typed(g.add("Shape", [value], hint, start=axis, end=axis + 1), TensorProto.INT64, [1])
+        end = g.typed(g.add("Squeeze", [own, g.ints([0], hint)], hint), TensorProto.INT64, [])
+        places = g.typed(g.add("Range", [zero, end, one], hint), TensorProto.INT64, [size])
+    return g.typed(g.add("Gather", [value, places], hint, axis=axis), g.kind(value), shape)
+
+
 def keep_rows_apart(
     model: onnx.ModelProto, held: Mapping[str, ir.TensorProtocol] | None = None, *, target: Target | None = None
 ) -> bool:
@@ -68,27 +84,25 @@ def keep_rows_apart(
     return within
 
 
-def _has_batches(g: GraphWriter, node: onnx.NodeProto) -> bool:
-    """Whether a node is a product with batches. One by a matrix is a single product of all rows."""
-    if op_of(node) not in _PRODUCTS or len(node.input) != 2:
-        return False
-    left, right = (g.shape(x) for x in node.input)
-    if left is None or right is None or (len(right) < 3 and (op_of(node) == "MatMul" or len(left) < 3)):
-        return False
-    return any(d != 1 for d in (*left[:-2], *right[:-2]))
-
-
 def _packed_wrongly(g: GraphWriter, node: onnx.NodeProto) -> list[int]:
-    """Which operands of a product of batches have to be computed first."""
-    if not _has_batches(g, node):
+    """Which operands of a product of batches have to be computed first. One by a matrix is a single product of all rows, unless
+    these are turned: then the matrix counts as one for each batch."""
+    if op_of(node) not in _PRODUCTS or len(node.input) != 2:
+        return []
+    left, right = (g.shape(x) for x in node.input)
+    if left is None or right is None or (len(left) < 3 and len(right) < 3):
+        return []
+    if all(d == 1 for d in (*left[:-2], *right[:-2])):
         return []
     orders = first_order(g, node), None
+    if op_of(node) == "MatMul" and len(right) < 3:
+        return [0] if _is_packed_wrongly(g, node.input[0], orders[0], alone=True) else []
     return [i for i, order in enumerate(orders) if _is_packed_wrongly(g, node.input[i], order)]
 
 
-def _is_packed_wrongly(g: GraphWriter, value: str, order: Order | None) -> bool:
+def _is_packed_wrongly(g: GraphWriter, value: str, order: Order | None, *, alone: bool = False) -> bool:
     """Whether anything but elementwise ops may be computed together with a value, or its axes are read in an order that is wrong;
-    None where any is right."""
+    None where any is right. `alone`: what is computed together with it is right."""
     pending, seen = [(value, order)], set[tuple[str, Order | None]]()
     while pending:
         name, read = pending.pop()
@@ -103,6 +117,8 @@ def _is_packed_wrongly(g: GraphWriter, value: str, order: Order | None) -> bool:
             continue
         spread = op != "Reshape" and any(_spreads(g.shape(x), g.shape(name)) for x in node.input if x)
         if op not in ELEMENTWISE or spread:
+            if alone:
+                continue
             return True
         pending += [(x, read if read is None else order_in_front(g, node, x, read)) for x in node.input if x]
     return False

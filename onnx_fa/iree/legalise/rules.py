@@ -58,7 +58,7 @@ from onnx_fa.iree.legalise.integer_weights import integer_weight_product
 from onnx_fa.iree.legalise.linear_attention import LINEAR_ATTENTION_SITE, linear_attention
 from onnx_fa.iree.legalise.linear_sites import LINEAR_SITE
 from onnx_fa.iree.legalise.local_norm import local_norm
-from onnx_fa.iree.legalise.loops import loop, scan
+from onnx_fa.iree.legalise.loops import loop
 from onnx_fa.iree.legalise.matmul_bnb4 import matmul_bnb4
 from onnx_fa.iree.legalise.matmul_nbits import matmul_nbits
 from onnx_fa.iree.legalise.max_unpool import max_unpool
@@ -282,7 +282,6 @@ def _flat_rows(g: GraphWriter, node: onnx.NodeProto) -> bool:
 
 _HANDLERS: dict[str, Handler] = {
     "TfIdfVectorizer": small_ops.n_grams,
-    "Scan": scan,
     "SimplifiedLayerNormalization": norms.rms_norm,  # exporters write it so, though ONNX has none
     f"{CONTRIB}.SimplifiedLayerNormalization": norms.rms_norm,
     "LpNormalization": norms.lp_norm,

@@ -1,58 +1,96 @@
-"""A part of a tensor is copied first where the compiler goes wrong with a Slice that it does not copy
-(docs/developer/iree-bugs.md): where elements are gathered from it, on GPUs, it reads them as if its rows stood beside each other;
-to sort it is refused."""
+"""A part of a tensor is copied first where the compiler goes wrong with one that it does not copy (docs/developer/iree-bugs.md):
+where elements are read from it by places that are computed, on GPUs, it reads them as if its rows stood beside each other; to sort
+it, or to write into it, is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Iterator
 
 import onnx
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
-from onnx_fa.iree.legalise.packed_rows import write_apart
-from onnx_fa.iree.legalise.writer import GraphWriter, declare_own_nodes
+from onnx_fa.iree.legalise.packed_rows import ELEMENTWISE, gather_all, write_apart
+from onnx_fa.iree.legalise.writer import GraphWriter, attr_of, declare_own_nodes
 from onnx_fa.spec.target import Target
 
-_GATHERS = frozenset(["Gather", "GatherElements", "GatherND", "GridSample", "Resize", "Upsample"])
-"""Operators that read elements by indices that they compute."""
-_SORTS = frozenset(["TopK"])
-_SEEN_THROUGH = frozenset(["Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten"])
-_PARTS = frozenset(["Slice", "Split"])
+_GATHERS = frozenset("Compress Gather GatherElements GatherND GridSample Pad Resize ReverseSequence Upsample".split())
+"""Operators that read elements of their first operand by places that they compute."""
+_SCATTERS = frozenset(("ScatterElements", "ScatterND"))
+"""Of the data, the places and the updates, the compiler reads the last two so."""
+_PARTS = frozenset(("Slice", "Split", "TopK"))
+"""Operators whose results may lie in a larger tensor: of a TopK, in the rows that are sorted."""
+_STEPS = 4
+"""The operand of a Slice that says how far its places lie apart."""
 
 
 def copy_sliced_rows(model: onnx.ModelProto, *, target: Target | None = None) -> None:
-    """Puts an Apart in front of each TopK of a part of a tensor, and on GPUs of each gather, in place. Types of values are taken
-    from `value_info`. Raises ModelError for a gather in the body of another node, where the compiler takes no Apart."""
-    g, gathers = GraphWriter(model, target=target), _GATHERS if target is not None and target.is_gpu else frozenset()
+    """Puts an Apart in front of what goes wrong with a part of a tensor, in place: for a TopK's input and a scatter's data, and on
+    GPUs for all that is read by computed places; in the bodies of other nodes, where the compiler takes no Apart, a Gather of all
+    places. Types of values are taken from `value_info`. Raises ModelError for what such a Gather would read wrongly, too."""
+    g, is_gpu = GraphWriter(model, target=target), target is not None and target.is_gpu
     for body in g.bodies():
-        for node in body.graph.node:
-            if _reads_part(body, node, gathers):
+        for node in body.graph.node if is_gpu else ():
+            if any(_is_part(body, value) for _, value in _read_by_place(body, node)):
                 raise ModelError(
-                    f"node {node.name!r}: {op_of(node)} in the body of another node takes elements of a Slice or Split, which IREE "
-                    "reads at wrong places on GPUs"
+                    f"node {node.name!r}: {op_of(node)} in the body of another node takes elements of a Slice, Split or TopK, "
+                    "which IREE reads at wrong places on GPUs"
                 )
-    made = False
-    for node in model.graph.node:
-        if _reads_part(g, node, gathers | _SORTS):
-            node.input[0] = write_apart(g, node.input[0])
-            made = True
-        g.nodes.append(node)
-    if made:
-        g.replace_nodes(g.nodes)
+        _copy(body, gather_all, is_gpu=False)
+    if _copy(g, write_apart, is_gpu=is_gpu):
         declare_own_nodes(model)
 
 
-def _reads_part(g: GraphWriter, node: onnx.NodeProto, ops: Set[str]) -> bool:
-    return op_of(node) in ops and _is_part(g, node.input[0]) and g.shape(node.input[0]) is not None
+def _copy(g: GraphWriter, copied: Callable[[GraphWriter, str], str], *, is_gpu: bool) -> bool:
+    """Copies the parts that nodes of a graph read; whether there were any."""
+    made = dict[str, str]()
+    for node in g.graph.node:
+        read = [(*x, 1) for x in (_read_by_place(g, node) if is_gpu else ())]
+        if op_of(node) in _SCATTERS or op_of(node) == "TopK":
+            read.append((0, node.input[0], int(op_of(node) == "TopK")))
+        for i, value, axes in read:
+            if value in made or (g.shape(value) is not None and _is_part(g, value, axes)):
+                node.input[i] = made[value] = made.get(value) or copied(g, value)
+        g.nodes.append(node)
+    if made:
+        g.replace_nodes(g.nodes)
+    else:
+        g.nodes.clear()
+    return bool(made)
 
 
-def _is_part(g: GraphWriter, value: str) -> bool:
-    """Whether a value is cut out of another of several dims, or is that in another shape."""
-    maker = g.maker(value)
-    while maker is not None and op_of(maker) in _SEEN_THROUGH:
-        maker = g.maker(maker.input[0])
-    if maker is None or op_of(maker) not in _PARTS:
+def _read_by_place(g: GraphWriter, node: onnx.NodeProto) -> Iterator[tuple[int, str]]:
+    """Places and names of the operands whose elements a node reads by places that are computed."""
+    op = op_of(node)
+    if op in _SCATTERS:
+        yield from ((i, node.input[i]) for i in (1, 2))
+    elif op in _GATHERS or (op == "CumSum" and attr_of(node, "reverse", 0)) or (op == "Slice" and _turns(g, node)):
+        yield 0, node.input[0]
+
+
+def _turns(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """Whether a Slice may go backwards."""
+    if len(node.input) <= _STEPS or not node.input[_STEPS]:
         return False
-    shape = g.shape(maker.input[0])
-    return shape is None or len(shape) > 1
+    steps = g.array(node.input[_STEPS])
+    return steps is None or bool((steps < 0).any())
+
+
+def _is_part(g: GraphWriter, value: str, axes: int = 1) -> bool:
+    """Whether a value is cut out of another of more axes than that, or is computed of such a part element by element: the compiler
+    may do that anew for each element that is read."""
+    pending, seen = [value], set[str]()
+    while pending:
+        name = pending.pop()
+        maker = g.maker(name)
+        if maker is None or name in seen:
+            continue
+        seen.add(name)
+        op = op_of(maker)
+        if op in _PARTS:
+            shape = g.shape(maker.input[0])
+            if shape is None or len(shape) > axes:
+                return True
+        elif op in ELEMENTWISE or op in ("Expand", "Flatten"):
+            pending += [x for x in maker.input if x]
+    return False

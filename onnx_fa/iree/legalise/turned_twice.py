@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import TensorProto
 
 from onnx_fa.graph.op_kinds import BROADCASTS
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.packed_order import RESHAPING
-from onnx_fa.iree.legalise.packed_rows import ELEMENTWISE, write_apart
+from onnx_fa.iree.legalise.packed_rows import ELEMENTWISE, gather_all, write_apart
 from onnx_fa.iree.legalise.writer import GraphWriter, declare_own_nodes
 from onnx_fa.spec.target import Target
 
@@ -40,7 +38,7 @@ def keep_reductions_apart(
     where the compiler takes no Apart. Types of values are taken from `value_info`."""
     g = GraphWriter(model, held, target=target)
     for body in g.bodies():
-        _part(body, _gather_all)
+        _part(body, gather_all)
     if _part(g, write_apart):
         declare_own_nodes(model)
 
@@ -56,21 +54,6 @@ def _part(g: GraphWriter, part: Callable[[GraphWriter, str], str]) -> bool:
     if twice:
         g.replace_nodes(g.nodes)
     return bool(twice)
-
-
-def _gather_all(g: GraphWriter, value: str) -> str:
-    """The value again, by elements that an operation of its own reads: that is computed with nothing in front of it."""
-    shape, hint = g.shape(value), f"{value}/gathered"
-    assert shape is not None
-    axis, size = next((i, d) for i, d in enumerate(shape) if d != 1)
-    if isinstance(size, int):
-        places = g.const(np.arange(size, dtype=np.int64), hint)
-    else:
-        zero, one = (g.const(np.array(n, np.int64), hint) for n in (0, 1))
-        own = g.typed(g.add("Shape", [value], hint, start=axis, end=axis + 1), TensorProto.INT64, [1])
-        end = g.typed(g.add("Squeeze", [own, g.ints([0], hint)], hint), TensorProto.INT64, [])
-        places = g.typed(g.add("Range", [zero, end, one], hint), TensorProto.INT64, [size])
-    return g.typed(g.add("Gather", [value, places], hint, axis=axis), g.kind(value), shape)
 
 
 def _equal_values(g: GraphWriter) -> dict[str, str]:

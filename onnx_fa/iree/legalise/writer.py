@@ -265,6 +265,11 @@ class GraphWriter:
             return x
         return self.add("Identity", [x], hint, out=out) if kind == to else self.add("Cast", [x], hint, out=out, to=to)
 
+    def is_free(self, name: str) -> bool:
+        """Whether a value's size may be one that only a run knows."""
+        shape = self.shape(name)
+        return shape is None or any(not isinstance(d, int) for d in shape)
+
     def shape(self, name: str) -> list[int | str | None] | None:
         return self.types.get(name, (0, None))[1]
 
