@@ -78,12 +78,12 @@ def site_device(spec: AttentionSpec | LinearSpec, target: Target) -> str:
     return device_of_work(site_us(spec)) if target.device == WORKERS else target.device
 
 
-def thread_facts(model: onnx.ModelProto, specs: Mapping[str, AttentionSpec], target: Target | None) -> str:
-    """The facts of a function that the model becomes, as MLIR; empty where it asks for no driver. Arguments as for `program_us`."""
+def thread_fact(model: onnx.ModelProto, specs: Mapping[str, AttentionSpec], target: Target | None) -> str:
+    """The fact of a function that the model becomes, as MLIR; empty where it asks for no driver. Arguments as for `program_us`."""
     if target is None or target.device != WORKERS or target.devices > 1:
         return ""
     device = device_of_work(program_us(model, specs))
-    return f'{{{DEVICE} = "{device}"}}' if device != WORKERS else ""
+    return f'{DEVICE} = "{device}"' if device != WORKERS else ""
 
 
 def _node_us(node: onnx.NodeProto, shapes: Mapping[str, tuple[Sequence[int], float]]) -> float | None:

@@ -25,7 +25,7 @@ from onnx_fa.graph.view import GraphView
 from onnx_fa.iree.apart import apart_name, apart_text
 from onnx_fa.iree.appended import append_rows_text, declare, function_name, rows_type
 from onnx_fa.iree.bits_calls import bits_call
-from onnx_fa.iree.caller_thread import thread_facts
+from onnx_fa.iree.caller_thread import thread_fact
 from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.joined_rows import JOINED_ROWS, join_rows, joined_name, joined_text, joined_type
 from onnx_fa.iree.kernel_report import LinearAttentionReport, LinearReport, NormReport
@@ -75,6 +75,7 @@ from onnx_fa.iree.opsets import raise_opset
 from onnx_fa.iree.parameters import WeightImporter
 from onnx_fa.iree.placed import placed_call, placed_name
 from onnx_fa.iree.site_calls import CallingImporter
+from onnx_fa.iree.unsigned_results import unsigned_fact
 from onnx_fa.iree.weights import Externalize, Parameter, hold_weights, take_inputs
 from onnx_fa.kernels.linear_attention import emit_linear_attention, kept_why
 from onnx_fa.kernels.mlir.kernel import Kernel
@@ -137,7 +138,7 @@ def import_mlir(
     if write_collected(typed, kept_in_loops(view)):
         infer_types(typed, sites, data_prop=data_prop)
     write_nothing(typed, held)
-    facts = thread_facts(typed, {name: site.spec for name, site in sites.items()}, target)
+    facts = thread_fact(typed, {name: site.spec for name, site in sites.items()}, target), unsigned_fact(typed)
     write_shuffled(typed, held, target=target)
     put_channels_last(typed, held, target=target)
     put_sequences_last(typed, held, target=target)
@@ -165,8 +166,9 @@ def import_mlir(
     importer.weights.branches = target is not None and target.backend == "cuda"
     if target is not None and target.is_gpu:
         importer.weights.computed = values_of_constants(proto.graph)
-    if facts:
-        importer._p.attributes["iree.reflection"] = mlir.Attribute.parse(facts, module.context)
+    if any(facts):
+        told = f"{{{', '.join(filter(None, facts))}}}"
+        importer._p.attributes["iree.reflection"] = mlir.Attribute.parse(told, module.context)
     called = [sites[node.name].kernel for node in proto.graph.node if op_of(node) == SITE]
     kernels = list({k.name: k for k in called if k is not None}.values())
     with warnings.catch_warnings():

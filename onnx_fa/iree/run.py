@@ -20,6 +20,7 @@ from onnx_fa.errors import MissingDependencyError, RunError, one_line
 from onnx_fa.huge_pages import huge_pages_environment
 from onnx_fa.iree.archives import SCOPE, archive_of, parameter_flags
 from onnx_fa.iree.drivers import WORKERS, asked_device, is_on_host, preferred_device, runtime
+from onnx_fa.iree.unsigned_results import as_unsigned, unsigned_places
 from onnx_fa.kept_memory import keep_freed_memory, kept_memory_environment
 from onnx_fa.scheduling import as_batch_job
 
@@ -63,9 +64,10 @@ def load_module(
 
     def call(*arrays: Array) -> list[Array]:
         try:
-            return [np.asarray(r.to_host()) for r in invoke(*arrays)]
+            results = [np.asarray(r.to_host()) for r in invoke(*arrays)]
         except Exception as e:  # the bindings raise whatever their C++ throws, and KeyError for types that NumPy lacks
             raise RunError(f"{invoke.name}: {_call_problem(e, arrays)}") from e
+        return [as_unsigned(r) if i in invoke.unsigned else r for i, r in enumerate(results)]
 
     return call
 
@@ -78,6 +80,8 @@ class Bound:
     name: str
     invoke: Callable[..., Any] = field(repr=False)
     on_host: bool
+    unsigned: frozenset[int] = frozenset()
+    """The places of results that are unsigned integers, which the device has as signed ones."""
 
     def __call__(self, *arrays: Any) -> list[Any]:
         # The bindings know numbers of NumPy, but none that is a bool.
@@ -124,7 +128,8 @@ def bind_module(
         function = public[0]
     elif function not in names:
         raise RunError(f"the module has no function {function!r}, only {', '.join(names)}")
-    return Bound(function, context.modules[module.name][function], is_on_host(device))
+    unsigned = unsigned_places(module.lookup_function(function).reflection)
+    return Bound(function, context.modules[module.name][function], is_on_host(device), unsigned)
 
 
 def _name_of(vmfb: Path | bytes) -> str:

@@ -310,6 +310,12 @@ def test_loop_start(tmp_path: Path) -> None:
     assert np.abs(y - (x.min(1) + x.sum(1))).max() > 0.1, REPAIRED
 
 
+def test_one_place(tmp_path: Path) -> None:
+    large = (1 << 24) + 1
+    y, z = load_module(compiled("one_place", tmp_path))(np.zeros(4, np.float32), np.full(4, large))
+    assert y[1] != 4 and z[0] != -large, REPAIRED
+
+
 def test_packed_turned(tmp_path: Path) -> None:
     run = load_module(compiled("packed_turned", tmp_path, "--iree-opt-data-tiling"))
     rng = np.random.default_rng(0)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto
 from onnx import helper as h
@@ -107,6 +108,22 @@ def test_many_updates_of_a_few_rows_and_none(tmp_path: Path) -> None:
         for call in calls:
             (got,) = onnx_fa.run(tmp_path / "m.vmfb", *call.values())
             np.testing.assert_array_equal(got, run(model, call)[0])
+
+
+@pytest.mark.parametrize("op", ["ScatterND", "ScatterElements"])
+@pytest.mark.parametrize("reduction", ["none", "add", "max"])
+@pytest.mark.parametrize("kind", ["float", "int64"])
+def test_one_number_that_is_a_constant(op: str, reduction: str, kind: str, tmp_path: Path) -> None:
+    """IREE writes bits of the place."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["" : 18]> g ({kind}[4, 3] x) => ({kind}[4, 3] y) {{
+        i = Constant<value = int64[1, {2 if op == "ScatterND" else 1}] {{1{", 1" * (op == "ScatterND")}}}>()
+        u = Constant<value = {kind}[1{", 1" * (op == "ScatterElements")}] {{5}}>()
+        y = {op}<reduction = "{reduction}">(x, i, u) }}"""
+    )
+    x = np.arange(12, dtype=np.float32 if kind == "float" else np.int64).reshape(4, 3)
+    onnx_fa.compile(model, tmp_path / "m.vmfb")
+    np.testing.assert_array_equal(onnx_fa.run(tmp_path / "m.vmfb", x)[0], run(model, {"x": x})[0])
 
 
 def written(model: onnx.ModelProto) -> list[str]:

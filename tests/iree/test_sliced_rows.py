@@ -3,17 +3,24 @@ whole tensors, stay as they are."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_fa.graph.ops import op_of
+from onnx_fa.iree.compile import compile_model
 from onnx_fa.iree.importer import import_mlir
 from onnx_fa.iree.inference import infer_types
 from onnx_fa.iree.legalise.packed_rows import APART
 from onnx_fa.iree.legalise.sliced_rows import copy_sliced_rows
+from onnx_fa.iree.run import load_module
 from onnx_fa.spec.target import Target, parse_target
+from tests.support.ort_run import run
+from tests.support.part_readers import feeds, model_of, part_readers
+from tests.support.sampled import sampled
 
 CUDA, HOST = parse_target("cuda-sm_80"), parse_target("cpu-host")
 
@@ -119,3 +126,18 @@ def test_parts_are_copied_to_be_sorted(target: Target, source: str, copies: int)
     sorting = helper.make_node("TopK", [source, "n3"], ["y", "places"], axis=2)
     model.graph.node[-1].CopyFrom(sorting)
     assert ops(model, target).count(APART) == copies
+
+
+TRIED = sampled(part_readers(), None)
+EACH = [pytest.param(*x, marks=[pytest.mark.whole] * (i not in TRIED)) for i, x in enumerate(part_readers())]
+
+
+@pytest.mark.parametrize(("part", "reader"), EACH)
+def test_what_is_read_of_a_part(part: str, reader: str, tmp_path: Path) -> None:
+    """On CPUs; scripts/gpu_chains.py runs the same on a GPU."""
+    model = model_of(part, reader)
+    compile_model(model, tmp_path / "m.vmfb", HOST)
+    call = load_module(tmp_path / "m.vmfb")
+    for given in feeds():
+        (want,), (got,) = run(model, given), call(given["x"])
+        np.testing.assert_array_equal(got, want)

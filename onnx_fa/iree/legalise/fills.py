@@ -18,11 +18,12 @@ def is_free_fill(g: GraphWriter, name: str) -> bool:
     """Whether a value has a size that only a run knows, and is computed of constants and sizes alone."""
     shape = g.shape(name)
     return (
-        not g.is_constant(name) and (shape is None or not all(isinstance(d, int) for d in shape)) and _is_fill(g, name)
+        not g.is_constant(name) and (shape is None or not all(isinstance(d, int) for d in shape)) and is_fill(g, name)
     )
 
 
-def _is_fill(g: GraphWriter, name: str) -> bool:
+def is_fill(g: GraphWriter, name: str) -> bool:
+    """Whether a value is computed of constants and sizes alone."""
     left, seen = [name], set[str]()
     while left:
         value = left.pop()
@@ -42,7 +43,7 @@ def of_the_run(g: GraphWriter, fill: str, data: list[str], hint: str) -> str:
     absolute values below -1. The element is one of `data`, or of an input of the graph where these are constants or fills too;
     without any the fill is as it was."""
     inputs = [v.name for v in g.graph.input if not g.is_constant(v.name)]
-    known = [v for v in (*data, *inputs) if g.kind(v) in _REAL and not _is_fill(g, v)]
+    known = [v for v in (*data, *inputs) if g.kind(v) in _REAL and not is_fill(g, v)]
     if not known:
         return fill
     first = g.add("Slice", [g.reshape(known[0], [-1], hint), g.ints([0], hint), g.ints([1], hint)], hint)

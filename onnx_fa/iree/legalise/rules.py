@@ -373,6 +373,7 @@ _HANDLERS: dict[str, Handler] = {
     "BitCast": small_ops.bit_cast,
     "Compress": small_ops.compress,
     "CumProd": small_ops.cumulative_product,
+    "Neg": small_ops.negative,
     "Squeeze": small_ops.squeeze,
     "Range": small_ops.narrow_range,
     "ReverseSequence": small_ops.reverse_sequence,

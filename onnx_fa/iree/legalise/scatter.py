@@ -10,7 +10,7 @@ from onnx import TensorProto
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.casts import add_cast
-from onnx_fa.iree.legalise.fills import apart
+from onnx_fa.iree.legalise.fills import apart, is_fill, of_the_run
 from onnx_fa.iree.legalise.unsigned import widened
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of, attributes_of
 
@@ -30,10 +30,13 @@ def scatter(g: GraphWriter, node: onnx.NodeProto) -> bool:
         return True
     (_, indices, updates), hint, kind = node.input, node.name or node.op_type, g.kind(node.input[0])
     x = apart(g, node, node.input[0])
+    # Of one place and one number that are constants IREE makes both at once, and then reads the first twice (one_place.mlir).
+    if _is_one_place(g, op_of(node), indices) and is_fill(g, indices) and is_fill(g, updates):
+        updates = of_the_run(g, updates, [x], hint)
     wide = widened(g, node) if reduction in _ORDERED else None
     elements = reduction in _ORDERED and op_of(node) == "ScatterElements"
     if wide is None and not elements:
-        if x == node.input[0]:
+        if [x, updates] == [node.input[0], node.input[2]]:
             return False
         g.add(op_of(node), [x, indices, updates], hint, out=node.output[0], **attributes_of(node))
         return True
@@ -46,6 +49,11 @@ def scatter(g: GraphWriter, node: onnx.NodeProto) -> bool:
     if wide is not None:
         add_cast(g, made, wide, kind, hint, out=node.output[0])
     return True
+
+
+def _is_one_place(g: GraphWriter, op: str, indices: str) -> bool:
+    shape = g.shape(indices)
+    return shape is not None and all(d == 1 for d in (shape if op == "ScatterElements" else shape[:-1]))
 
 
 def _places(g: GraphWriter, node: onnx.NodeProto, indices: str, hint: str) -> str:

@@ -18,6 +18,7 @@ _SIGNS = (
     {TensorProto.INT64, TensorProto.UINT64},
 )
 """Types of the same bits, among which IREE's Cast changes none; it takes no uint16."""
+_SIGNED = (TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64)
 
 
 def compress(g: GraphWriter, node: onnx.NodeProto) -> bool:
@@ -44,6 +45,15 @@ def compress(g: GraphWriter, node: onnx.NodeProto) -> bool:
         )
         return True
     g.add("Gather", [x, places], hint, out=node.output[0], axis=axis)
+    return True
+
+
+def negative(g: GraphWriter, node: onnx.NodeProto) -> bool:
+    """Of integers by a subtraction: IREE negates them as floats of 32 bits, silently, which know 24 bits of a number."""
+    kind = g.kind(node.input[0])
+    if kind not in _SIGNED:
+        return False
+    g.add("Sub", [g.scalar(0, kind, "zero"), node.input[0]], node.name or "Neg", out=node.output[0])
     return True
 
 
