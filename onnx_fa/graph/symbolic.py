@@ -203,6 +203,8 @@ class SymbolicShapes:
             return self.elements(node.inputs[0])
         if first is None:
             return None
+        if kind == "Shape":
+            return (len(range(len(first))[attr_int(node, "start", 0) : attr_int(node, "end", len(first))]),)
         if kind in SAME:
             return first
         if kind in MULTIPLIES:

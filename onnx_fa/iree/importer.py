@@ -55,6 +55,7 @@ from onnx_fa.iree.legalise.loop_starts import keep_starts_apart
 from onnx_fa.iree.legalise.norm_sites import NORM_SITE, find_norm_sites, norm_spec_of
 from onnx_fa.iree.legalise.nothing import write_nothing
 from onnx_fa.iree.legalise.packed_rows import APART, keep_rows_apart
+from onnx_fa.iree.legalise.pooled_fills import keep_pooled_fills_apart
 from onnx_fa.iree.legalise.rotations import find_rotations
 from onnx_fa.iree.legalise.rules import legalize
 from onnx_fa.iree.legalise.sequences_last import put_sequences_last
@@ -156,6 +157,7 @@ def import_mlir(
     widen_sums(proto, held)
     keep_reductions_apart(proto, held, target=target)
     packed_wrongly = keep_rows_apart(proto, held, target=target)
+    keep_pooled_fills_apart(proto, target=target)
     join_rows(proto, target=target)
     copy_sliced_rows(proto, target=target)
     keep_starts_apart(proto, target=target)

@@ -18,6 +18,7 @@ from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.iree.legalise.loop_writer import Dims, LoopWriter, Rounds, Rows, State
+from onnx_fa.iree.legalise.renamed import rename_values
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of, bodies_of
 from onnx_fa.patterns.ops.blocked import SPEC_KEY
 
@@ -31,7 +32,8 @@ _MOST_ROUNDS = 1 << 31
 def write_collected(model: onnx.ModelProto, kept: Set[str] = frozenset()) -> bool:
     """Writes the Scans of a model, and the Loops that collect something, end by a condition or carry several values of free sizes,
     in place; whether there were any. Types of values are taken from `value_info`; `kept`: the results of Loops that have the shapes
-    of what these begin with. Raises ModelError for what is collected of unknown size, and for a loop without a bound."""
+    of what these begin with. Raises ModelError for what is collected of an unknown number of axes, and for a loop without a
+    bound."""
     g = GraphWriter(model)
     return _write(g, {}, frozenset(g.types), kept)
 
@@ -69,23 +71,7 @@ def _rename(g: GraphWriter, body: onnx.GraphProto, taken: Set[str]) -> None:
     made = {v.name for v in body.input} | {name for node in body.node for name in node.output}
     new = {name: g.fresh(f"{name}/inside") for name in sorted(made & taken - {""})}
     if new:
-        for value in (*body.input, *body.output, *body.value_info):
-            value.name = new.get(value.name, value.name)
-        _rename_read(body, new)
-        for node in body.node:
-            node.output[:] = [new.get(name, name) for name in node.output]
-
-
-def _rename_read(graph: onnx.GraphProto, new: Mapping[str, str]) -> None:
-    """Lets the nodes of a graph, and of those within them, read values by their new names."""
-    for node in graph.node:
-        node.input[:] = [new.get(name, name) for name in node.input]
-        for body in bodies_of(node):
-            own = {v.name for v in body.input} | {name for n in body.node for name in n.output}
-            inner = {name: to for name, to in new.items() if name not in own}
-            for value in body.output:
-                value.name = inner.get(value.name, value.name)
-            _rename_read(body, inner)
+        rename_values(body, new)
 
 
 def _name_sizes(g: GraphWriter, value: str, sizes: dict[str, tuple[str, int]]) -> None:
@@ -175,6 +161,7 @@ def _of_scan(g: GraphWriter, node: onnx.NodeProto) -> Rounds:
         [State(*names) for names in states],
         [Rows(value, result, axis, bool(is_back)) for value, result, axis, is_back in made if result],
         size,
+        keeps=True,
     )
 
 
@@ -182,7 +169,7 @@ def _write_rounds(g: GraphWriter, rounds: Rounds, sizes: Mapping[str, tuple[str,
     """Writes the Loop, and what makes the results of what it carries. `kept` as in write_collected."""
     is_always = _is_always(g, rounds.start, rounds.body, rounds.going, rounds.on)
     writer = LoopWriter(g, rounds, sizes, is_always=is_always)
-    shapes = {s: _kept_shape(g, writer.inner, s, kept) for s in rounds.states}
+    shapes = {s: g.shape(s.start) if rounds.keeps else _kept_shape(g, writer.inner, s, kept) for s in rounds.states}
     free = [s for s in rounds.states if g.is_free(s.start) or shapes[s] is None]
     for state, shape in shapes.items():
         if state in free and shape is not None and len(free) + len(rounds.rows) > 1:

@@ -4,7 +4,7 @@ collected.py)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnx_fa.errors import ModelError
+from onnx_fa.iree.legalise.renamed import rename_values
 from onnx_fa.iree.legalise.writer import GraphWriter
 
 Dims = Sequence[int | str | None]
@@ -54,6 +55,8 @@ class Rounds:
     rows: list[Rows]
     size: int | str | None = None
     """How many rounds there are, where all are made."""
+    keeps: bool = False
+    """Every carried value has one shape in all rounds, as ONNX asks of a Scan."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,10 @@ class LoopWriter:
         self.behind: list[tuple[str, list[str], str, dict[str, Any]]] = []
         self.zero, self.one, self.flat = (g.const(np.array(n, np.int64), self.hint) for n in (0, 1, [-1]))
         self._add(self.last, "Identity", going, out=on)
+        self.body_before = onnx.GraphProto()
+        self.body_before.CopyFrom(rounds.body)
+        self.first_round: dict[str, str] = {}
+        """What `_of_first_round` calls the values of the body."""
         self.flag = ""
         """Of the body, whether this round is one of the model's; "" where all are."""
         if is_always:
@@ -156,9 +163,10 @@ class LoopWriter:
         self.g.types[state.result] = (kind, list(known))
 
     def carry_in_row(self, state: State, shape: Dims) -> None:
-        """A value that keeps its sizes, among the numbers of a row. Raises ModelError where they are not known before the loop."""
+        """A value that keeps its sizes, among the numbers of a row."""
         g, kind = self.g, self.g.kind(state.start)
-        dims, count = self._dims(shape, state.before), self._product(shape)
+        sizes = self._sizes(shape, lambda: state.start)
+        dims, count = self._dims(shape, sizes), self._product(shape, sizes)
         start = g.typed(g.add("Reshape", [state.start, self.flat], self.hint), kind, [None])
         before, inside, result = (g.fresh(f"{state.before}/{what}") for what in ("before", "flat", "result"))
         after = self._guarded(before, inside, start, self._add(self.last, "Reshape", state.after, self.flat))
@@ -177,12 +185,13 @@ class LoopWriter:
         return result
 
     def collect(self, rows: Rows, count: str) -> None:
-        """All rounds' numbers. Raises ModelError where a round's sizes are not known before the loop."""
+        """All rounds' numbers. Raises ModelError where not even how many axes a round's have is known."""
         g, hint = self.g, self.hint
         kind, shape = self.inner.kind(rows.value), self.inner.shape(rows.value)
         if shape is None or not kind:
             raise ModelError(f"node {hint!r}: collects {rows.value!r}, of which the number of axes is not known")
-        dims, each = self._dims(shape, rows.value), self._product(shape)
+        sizes = self._sizes(shape, lambda: self._of_first_round(rows.value))
+        dims, each = self._dims(shape, sizes), self._product(shape, sizes)
         total = self._number("Mul", self.rounds.trip, each)
         nothing = g.const(np.zeros([], helper.tensor_dtype_to_np_dtype(kind)), hint)
         start = g.typed(g.add("Expand", [nothing, g.reshape(total, [1], hint)], hint), kind, [None])
@@ -218,32 +227,48 @@ class LoopWriter:
             order = [*range(1, axis + 1), 0, *range(axis + 1, rank + 1)]
             self.behind.append(("Transpose", [stacked], rows.result, {"perm": order}))
 
-    def _dims(self, shape: Dims, value: str) -> str:
-        """A vector of sizes as a run has them, in front of the loop. Raises ModelError where one is not known there."""
-        parts = []
+    def _sizes(self, shape: Dims, whose: Callable[[], str]) -> list[tuple[str, int]]:
+        """In front of the loop: for each free size of a value a tensor that has it, and the axis. `whose`: of a size without a name
+        there."""
+        free = [(axis, dim) for axis, dim in enumerate(shape) if not isinstance(dim, int)]
+        return [self.sizes[dim] if dim is not None and dim in self.sizes else (whose(), axis) for axis, dim in free]
+
+    def _dims(self, shape: Dims, sizes: Sequence[tuple[str, int]]) -> str:
+        """A vector of sizes as a run has them, in front of the loop."""
+        parts, free = [], iter(sizes)
         for dim in shape:
             if isinstance(dim, int):
                 parts.append(self.g.ints([dim], self.hint))
-            elif dim is None or dim not in self.sizes:
-                raise ModelError(
-                    f"node {self.hint!r}: a size of {value!r} is not known before it; give the model sizes (--dim)"
-                )
             else:
-                of, axis = self.sizes[dim]
+                of, axis = next(free)
                 own = self.g.add("Shape", [of], self.hint, start=axis, end=axis + 1)
                 parts.append(self.g.typed(own, _I64, [1]))
         if not parts:
             return self.g.ints([], self.hint)
         return self.g.typed(self.g.add("Concat", parts, self.hint, axis=0), _I64, [len(parts)])
 
-    def _product(self, shape: Dims) -> str:
-        """How many numbers a value has, whose sizes are known in front of the loop."""
+    def _product(self, shape: Dims, sizes: Sequence[tuple[str, int]]) -> str:
+        """How many numbers a value has, in front of the loop."""
         each = self.g.const(np.array(math.prod(d for d in shape if isinstance(d, int)), np.int64), self.hint)
-        for dim in shape:
-            if isinstance(dim, str):
-                size = self.g.typed(self.g.size(*self.sizes[dim], self.hint), _I64, [])
-                each = self._number("Mul", each, size)
+        for of, axis in sizes:
+            each = self._number("Mul", each, self.g.typed(self.g.size(of, axis, self.hint), _I64, []))
         return each
+
+    def _of_first_round(self, value: str) -> str:
+        """A value of the body as the first round has it, in front of the loop: of it the sizes alone are read."""
+        if not self.first_round:
+            g, rounds, body = self.g, self.rounds, onnx.GraphProto()
+            body.CopyFrom(self.body_before)
+            self.first_round = {name: g.fresh(f"{name}/once") for node in body.node for name in node.output if name}
+            self.first_round |= {rounds.step: self.zero, rounds.going: rounds.start}
+            self.first_round |= {state.before: state.start for state in rounds.states}
+            rename_values(body, self.first_round)
+            for v in body.value_info:
+                dims = [d.dim_param or d.dim_value or None for d in v.type.tensor_type.shape.dim]
+                if v.type.tensor_type.HasField("shape"):
+                    g.types.setdefault(v.name, (v.type.tensor_type.elem_type, dims))
+            g.nodes.extend(body.node)
+        return self.first_round[value]
 
     def _places(self, count: str) -> str:
         """(count, 1): 0, 1 and so on, in front of the loop."""
