@@ -1,6 +1,6 @@
 """Chains of operators, drawn as tests/iree/test_random_chains.py draws them, on a GPU beside onnxruntime.
 
-    python scripts/gpu_chains.py make FOLDER [--layers | --parts | --pairs] [--first N] [--count N] [--target cuda-sm_80]
+    python scripts/gpu_chains.py make FOLDER [--layers | --graphs | --parts | --pairs] [--first N] [--count N] [--target cuda-sm_80]
     python scripts/gpu_chains.py check FOLDER [--device cuda]
 
 `make` compiles each and writes it with its inputs and what onnxruntime gives; `--parts`: not chains, but each operator that reads
@@ -33,7 +33,7 @@ def drawn(options: argparse.Namespace) -> Iterator[tuple[str, Any, list[dict[str
     """Name, model and inputs of each case."""
     from tests.support import operator_pairs
     from tests.support.part_readers import feeds, model_of, part_readers
-    from tests.support.random_chains import draw_chain
+    from tests.support.random_chains import draw_chain, draw_graph
 
     if options.parts:
         yield from ((f"{part}, {reader}", model_of(part, reader), feeds()) for part, reader in part_readers())
@@ -45,7 +45,10 @@ def drawn(options: argparse.Namespace) -> Iterator[tuple[str, Any, list[dict[str
     if options.parts or options.pairs:
         return
     for seed in range(options.first, options.first + options.count):
-        yield (f"{'layers' if options.layers else 'chain'}{seed}", *draw_chain(seed, layers=options.layers))
+        if options.graphs:
+            yield (f"graph{seed}", *draw_graph(seed))
+        else:
+            yield (f"{'layers' if options.layers else 'chain'}{seed}", *draw_chain(seed, layers=options.layers))
 
 
 def make_one(name: str, model: Any, feeds: list[dict[str, Any]], folder: Path, target: str) -> str:
@@ -56,12 +59,13 @@ def make_one(name: str, model: Any, feeds: list[dict[str, Any]], folder: Path, t
     from tests.support import ort_run
 
     try:
-        wants = [ort_run.run(model, given)[0] for given in feeds]
+        wants = [ort_run.run(model, given) for given in feeds]
         compile_model(model, folder / f"{name}.vmfb", parse_target(target))
     except (CompileError, ModelError) as e:
         print(f"{name}: refused: {' '.join(str(e).split())[:200]}", flush=True)
         return "refused"
-    arrays = {f"x{i}": given["x"] for i, given in enumerate(feeds)} | {f"y{i}": want for i, want in enumerate(wants)}
+    arrays = {f"x{i}": given["x"] for i, given in enumerate(feeds)}
+    arrays |= {f"y{i}_{k}": want for i, results in enumerate(wants) for k, want in enumerate(results)}
     np.savez(folder / f"{name}.npz", **arrays)
     (folder / f"{name}.txt").write_text(" ".join(n.op_type for n in model.graph.node))
     return "made"
@@ -75,13 +79,13 @@ def make(options: argparse.Namespace) -> int:
     return 0
 
 
-def compare(got: Any, want: Any, is_half: bool) -> str:
+def compare(got: Any, want: Any) -> str:
     """How results differ from onnxruntime's; "" where they do not. IREE gives unsigned numbers as signed ones."""
     if got.shape != want.shape:
         return f"has shape {got.shape}, not {want.shape}"
     if want.dtype.kind == "u":
         got = got.view(want.dtype)
-    bound = 2e-2 if is_half else 1e-3
+    bound = 2e-2 if want.dtype == np.float16 else 1e-3
     wrong = ~np.isclose(got.astype(float), want.astype(float), rtol=bound, atol=bound, equal_nan=True)
     return f"{wrong.sum()} of {wrong.size} numbers are wrong" if wrong.any() else ""
 
@@ -100,9 +104,10 @@ def check_some(options: argparse.Namespace) -> int:
             context.add_vm_module(rt.VmModule.mmap(config.vm_instance, str(path.with_suffix(".vmfb"))))
             (module,) = (m for n, m in context.modules.items() if n != "hal")
             call = module[next(n for n in module.vm_module.function_names if "$" not in n and not n.startswith("__"))]
-            for i in range(len(arrays.files) // 2):
-                got = np.asarray(call(arrays[f"x{i}"]).to_host())
-                found = found or compare(got, arrays[f"y{i}"], "Half" in about or "float16" in about)
+            for i in range(sum(name.startswith("x") for name in arrays.files)):
+                given = call(arrays[f"x{i}"])
+                for k, result in enumerate(given if isinstance(given, tuple) else [given]):
+                    found = found or compare(np.asarray(result.to_host()), arrays[f"y{i}_{k}"])
         except Exception as e:  # the bindings raise whatever their C++ throws
             found = f"fails: {' '.join(str(e).split())[:300]}"
         print(f"BAD {path.stem}: {found} ({about})" if found else f"OK {path.stem}", flush=True)
@@ -138,6 +143,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("paths", nargs="*", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--layers", action="store_true")
+    parser.add_argument("--graphs", action="store_true")
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--pairs", action="store_true")
     parser.add_argument("--first", type=int, default=0)

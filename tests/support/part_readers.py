@@ -47,8 +47,9 @@ def part_readers() -> list[tuple[str, str]]:
 
 
 def model_of(part: str, reader: str) -> onnx.ModelProto:
+    """The part is a result too: nobody may write into it."""
     return onnx.parser.parse_model(
-        f"""<ir_version: 9, opset_import: ["" : 18]> g (float[n, 4, m, 6] x) => (float[p, q, r, s] y) {{
+        f"""<ir_version: 9, opset_import: ["" : 18]> g (float[n, 4, m, 6] x) => (float[p1, q1, r1, s1] y, float[n, q2, r2, s2] p) {{
         {_NUMBERS} last = Constant<value_ints = [-1]>() far = Constant<value_ints = [-100]>()
         t0 = Constant<value_float = 30.0>() {PARTS[part]} {READERS[reader]} }}"""
     )

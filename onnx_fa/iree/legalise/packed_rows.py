@@ -48,7 +48,7 @@ def gather_all(g: GraphWriter, value: str) -> str:
     """The value again, by elements that an operation of its own reads: that is computed with nothing in front of it."""
     shape, hint = g.shape(value), f"{value}/gathered"
     assert shape is not None
-    axis, size = next((i, d) for i, d in enumerate(shape) if d != 1)
+    axis, size = next(((i, d) for i, d in enumerate(shape) if d != 1), (0, 1))
     if isinstance(size, int):
         places = g.const(np.arange(size, dtype=np.int64), hint)
     else:
@@ -57,6 +57,12 @@ def gather_all(g: GraphWriter, value: str) -> str:
         end = g.typed(g.add("Squeeze", [own, g.ints([0], hint)], hint), TensorProto.INT64, [])
         places = g.typed(g.add("Range", [zero, end, one], hint), TensorProto.INT64, [size])
     return g.typed(g.add("Gather", [value, places], hint, axis=axis), g.kind(value), shape)
+
+
+def write_copy(g: GraphWriter, value: str) -> str:
+    """The value in memory of its own, which may be written into: what is behind an Apart alone lies where the value does, and the
+    compiler writes into it although others read that. Its shape is known."""
+    return gather_all(g, write_apart(g, value))
 
 
 def keep_rows_apart(

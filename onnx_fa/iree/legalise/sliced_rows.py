@@ -10,7 +10,7 @@ import onnx
 
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
-from onnx_fa.iree.legalise.packed_rows import ELEMENTWISE, gather_all, write_apart
+from onnx_fa.iree.legalise.packed_rows import ELEMENTWISE, gather_all, write_apart, write_copy
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of, declare_own_nodes
 from onnx_fa.spec.target import Target
 
@@ -20,6 +20,7 @@ _SCATTERS = frozenset(("ScatterElements", "ScatterND"))
 """Of the data, the places and the updates, the compiler reads the last two so."""
 _PARTS = frozenset(("Slice", "Split", "TopK"))
 """Operators whose results may lie in a larger tensor: of a TopK, in the rows that are sorted."""
+_Copied = Callable[[GraphWriter, str], str]
 _STEPS = 4
 """The operand of a Slice that says how far its places lie apart."""
 
@@ -36,27 +37,30 @@ def copy_sliced_rows(model: onnx.ModelProto, *, target: Target | None = None) ->
                     f"node {node.name!r}: {op_of(node)} in the body of another node takes elements of a Slice, Split or TopK, "
                     "which IREE reads at wrong places on GPUs"
                 )
-        _copy(body, gather_all, is_gpu=False)
-    if _copy(g, write_apart, is_gpu=is_gpu):
+        _copy(body, gather_all, gather_all, is_gpu=False)
+    if _copy(g, write_apart, write_copy, is_gpu=is_gpu):
         declare_own_nodes(model)
 
 
-def _copy(g: GraphWriter, copied: Callable[[GraphWriter, str], str], *, is_gpu: bool) -> bool:
-    """Copies the parts that nodes of a graph read; whether there were any."""
-    made = dict[str, str]()
+def _copy(g: GraphWriter, copied: _Copied, written: _Copied, *, is_gpu: bool) -> bool:
+    """Copies the parts that nodes of a graph read, and, `written`, those that they write into, as a sort does into what it sorts;
+    whether there were any."""
+    made, found = dict[str, str](), False
     for node in g.graph.node:
-        read = [(*x, 1) for x in (_read_by_place(g, node) if is_gpu else ())]
-        if op_of(node) in _SCATTERS or op_of(node) == "TopK":
-            read.append((0, node.input[0], int(op_of(node) == "TopK")))
-        for i, value, axes in read:
-            if value in made or (g.shape(value) is not None and _is_part(g, value, axes)):
+        for i, value in _read_by_place(g, node) if is_gpu else ():
+            if value in made or (g.shape(value) is not None and _is_part(g, value)):
                 node.input[i] = made[value] = made.get(value) or copied(g, value)
+        if (op := op_of(node)) in _SCATTERS or op == "TopK":
+            value = node.input[0]
+            if g.shape(value) is not None and _is_part(g, value, int(op == "TopK")):
+                node.input[0] = written(g, value)
+                found = True
         g.nodes.append(node)
-    if made:
+    if made or found:
         g.replace_nodes(g.nodes)
     else:
         g.nodes.clear()
-    return bool(made)
+    return bool(made) or found
 
 
 def _read_by_place(g: GraphWriter, node: onnx.NodeProto) -> Iterator[tuple[int, str]]:
