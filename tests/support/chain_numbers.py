@@ -101,8 +101,10 @@ def _outer(c: Chain, x: Value) -> Value | None:
 
 
 def _nonzero_rows(c: Chain, x: Value) -> Value | None:
-    """How many numbers are not zero, and the places of the first of them, sums of which remain."""
-    places = c.add("NonZero", [x.name])
+    """How many numbers are not zero, and the places of the first of them, sums of which remain. Of floats, which may be 0 but for
+    their rounding, those above a number that none is likely to be."""
+    counted = c.add("Greater", [x.name, c.number(x, 0.0437)]) if x.kind in "fh" else x.name
+    places = c.add("NonZero", [counted])
     total = c.add("ReduceSum", [places, c.constant([1])], keepdims=0)
     return Value(total, "i", (known(x.rank),))
 
