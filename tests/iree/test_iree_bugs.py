@@ -316,6 +316,11 @@ def test_one_place(tmp_path: Path) -> None:
     assert y[1] != 4 and z[0] != -large, REPAIRED
 
 
+def test_pooled_fill(tmp_path: Path) -> None:
+    (y,) = load_module(compiled("pooled_fill", tmp_path))(np.zeros((5, 3, 4), np.float32))
+    assert (y == 0.5).all(), REPAIRED
+
+
 def test_packed_turned(tmp_path: Path) -> None:
     run = load_module(compiled("packed_turned", tmp_path, "--iree-opt-data-tiling"))
     rng = np.random.default_rng(0)

@@ -80,16 +80,26 @@ def test_compiled(pads: list[int], mode: str, tmp_path: Path) -> None:
     check_compiled(padded(pads, mode), X, tmp_path)
 
 
+@pytest.mark.parametrize("mode", ["reflect", "edge"])
 @pytest.mark.parametrize("shape", [("N", 3, 5, 9), ("N", 3, "H", 9), (2, 3, 5, 9)])
-def test_reflected_images(shape: tuple[Any, ...], tmp_path: Path) -> None:
+def test_copied_rows_of_images(shape: tuple[Any, ...], mode: str, tmp_path: Path) -> None:
     """Of parts of images too, whose columns lie apart."""
-    model = padded([0, 0, 1, 2, 0, 0, 1, -1], "reflect", shape=shape)
+    model = padded([0, 0, 1, 2, 0, 0, 1, -1], mode, shape=shape)
     bounds = {"starts": [1], "ends": [99], "axes": [3], "steps": [2]}
     model.graph.initializer.extend(nh.from_array(np.array(numbers), name) for name, numbers in bounds.items())
     model.graph.node.insert(0, h.make_node("Slice", ["x", *bounds], ["part"], "slice"))
     model.graph.node[1].input[0] = "part"
     model.graph.output[0].type.tensor_type.ClearField("shape")
     check_compiled(model, np.random.default_rng(0).standard_normal((2, 3, 5, 9)).astype(np.float32), tmp_path)
+
+
+@pytest.mark.parametrize("shape", [("N",), (5,), ("N", 3, 1, "M")])
+def test_edges_along_the_first_axis(shape: tuple[Any, ...], tmp_path: Path) -> None:
+    rank = len(shape)
+    model = padded([2, *[0] * (rank - 1), 1, *[0] * (rank - 1)], "edge", shape=shape)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    x = np.random.default_rng(0).standard_normal([{"N": 5, "M": 2}.get(d, d) for d in shape]).astype(np.float32)
+    check_compiled(model, x, tmp_path)
 
 
 @pytest.mark.parametrize("sides", [(6, 0), (0, 2), (5, 1), (1, 1)])

@@ -30,7 +30,7 @@ def is_fill(g: GraphWriter, name: str) -> bool:
         if value in seen or g.is_constant(value):
             continue
         seen.add(value)
-        node = g.maker(value)
+        node = g.maker_anywhere(value)
         if node is None or bodies_of(node):
             return False
         if op_of(node) not in _SIZES_ALONE:

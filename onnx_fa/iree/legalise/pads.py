@@ -1,7 +1,8 @@
 """Pads that IREE does not compute (docs/developer/iree-bugs.md). Negative ones come out wrong without a word: what they take away
 is cut off before, as onnxruntime does it. Mode "wrap" never ends: it becomes a Gather. Mode "reflect" is refused where an axis of
 known size gets two rows or more, and along two axes where any is free, by numbers that only a run knows, and takes a free axis that
-gets more than one for one of a few rows: an axis after another gets copies of its rows."""
+gets more than one for one of a few rows: an axis after another gets copies of its rows. So it does of mode "edge", refused
+along other axes than the last ones, and of some types."""
 
 from __future__ import annotations
 
@@ -35,38 +36,46 @@ def pad(g: GraphWriter, node: onnx.NodeProto) -> bool:
     elif (pads < 0).any():
         _cut_then_pad(g, node, pads, named)
     else:
-        return _reflect(g, node, node.input[0], pads, named)
+        return _copy_rows(g, node, node.input[0], pads, named)
     return True
 
 
-def _reflect(g: GraphWriter, node: onnx.NodeProto, x: str, pads: Pads, named: list[int]) -> bool:
-    """Mode "reflect" of x, the node's operand without what negative pads take away: an axis after another, with the rows of a known
-    axis by Gathers, of a free one too but for one on each side. Where onnxruntime refuses the pads the node stays."""
-    shape, said = g.shape(node.input[0]), _pads(g, node)
-    if attr_of(node, "mode", b"constant") != b"reflect" or shape is None or said is None:
+def _copy_rows(g: GraphWriter, node: onnx.NodeProto, x: str, pads: Pads, named: list[int]) -> bool:
+    """Modes "reflect" and "edge" of x, the node's operand without what negative pads take away: an axis after another, with the
+    rows of a known axis by Gathers, of a free one too but for one on each side. Where onnxruntime refuses the pads the node
+    stays."""
+    shape, said, mode = g.shape(node.input[0]), _pads(g, node), attr_of(node, "mode", b"constant")
+    if mode not in (b"reflect", b"edge") or shape is None or said is None:
         return False
     cut = np.minimum(said, 0).reshape(2, -1).sum(axis=0)
     both = [(axis % len(shape), int(low), int(high)) for axis, low, high in zip(named, *np.split(pads, 2), strict=True)]
     sizes = {a: d + int(c) if isinstance(d := shape[a], int) else None for (a, *_), c in zip(both, cut, strict=True)}
     both = [(axis, low, high) for axis, low, high in both if low or high]
-    if not both or any((n := sizes[axis]) is not None and max(low, high) >= n for axis, low, high in both):
+    many = [max(low, high) if mode == b"reflect" else 0 for _, low, high in both]
+    if not both or any((n := sizes[axis]) is not None and k >= n for (axis, *_), k in zip(both, many, strict=True)):
         return False
     if g.opset < _PAD_OPSET and None in [sizes[axis] for axis, *_ in both]:
         return False
     hint, last = node.name or "Pad", both[-1][0]
     for axis, low, high in both:
-        x = _reflect_axis(
-            g, x, (axis, sizes[axis], len(shape)), (low, high), hint, node.output[0] if axis == last else None
-        )
+        out, where = node.output[0] if axis == last else None, (axis, sizes[axis], len(shape))
+        x = _copy_rows_along(g, x, where, (low, high), hint, out, is_edge=mode == b"edge")
     return True
 
 
-def _reflect_axis(
-    g: GraphWriter, x: str, where: tuple[int, int | None, int], pads: tuple[int, int], hint: str, out: str | None
+def _copy_rows_along(
+    g: GraphWriter,
+    x: str,
+    where: tuple[int, int | None, int],
+    pads: tuple[int, int],
+    hint: str,
+    out: str | None,
+    *,
+    is_edge: bool,
 ) -> str:
     """`where`: the axis, its size, and how many axes there are."""
     (axis, size, rank), (low, high) = where, pads
-    if size is None and low == high == 1:
+    if size is None and low == high == 1 and not is_edge:
         one = np.zeros((2, rank), np.int64)
         one[:, axis] = pads
         return g.add("Pad", [x, g.const(one.ravel(), hint)], hint, out=out, mode="reflect")
@@ -84,7 +93,8 @@ def _reflect_axis(
             at = g.add("Min", [at, g.add("Sub", [length, g.ints([1], hint)], hint)], hint)
         return [g.add("Gather", [x, at], hint, axis=axis)]
 
-    before, behind = copied(np.arange(low, 0, -1), from_end=False), copied(2 + np.arange(high), from_end=True)
+    first, last = (np.zeros(low), np.ones(high)) if is_edge else (np.arange(low, 0, -1), 2 + np.arange(high))
+    before, behind = (copied(rows.astype(np.int64), from_end=rows is last) for rows in (first, last))
     return g.add("Concat", [*before, x, *behind], hint, out=out, axis=axis)
 
 
@@ -159,7 +169,7 @@ def _cut_then_pad(g: GraphWriter, node: onnx.NodeProto, pads: Pads, named: list[
     ends = [int(high) if high < 0 else _END for low, high in zip(before, behind, strict=True) if min(low, high) < 0]
     rest = np.maximum(pads, 0)
     cut = _slice(g, node.input[0], starts, ends, axes, hint, None if rest.any() else node.output[0])
-    if not rest.any() or _reflect(g, node, cut, rest, named):
+    if not rest.any() or _copy_rows(g, node, cut, rest, named):
         return
     made = onnx.NodeProto()
     made.CopyFrom(node)

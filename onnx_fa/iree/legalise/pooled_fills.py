@@ -9,8 +9,8 @@ from collections.abc import Callable
 import onnx
 
 from onnx_fa.graph.ops import op_of
-from onnx_fa.iree.legalise.fills import is_fill
-from onnx_fa.iree.legalise.packed_rows import gather_all, write_apart
+from onnx_fa.iree.legalise.fills import is_fill, of_the_run
+from onnx_fa.iree.legalise.packed_rows import write_apart
 from onnx_fa.iree.legalise.writer import GraphWriter, declare_own_nodes
 from onnx_fa.spec.target import Target
 
@@ -19,10 +19,11 @@ _POOLS = frozenset(("AveragePool", "GlobalAveragePool", "GlobalLpPool", "LpPool"
 
 def keep_pooled_fills_apart(model: onnx.ModelProto, *, target: Target | None = None) -> None:
     """Computes what a pool sums first where no number of the run decides it, in place; in the bodies of other nodes, where the
-    compiler takes no Apart, by a Gather of all places. Types of values are taken from `value_info`."""
+    compiler takes no Apart, a number of the model's inputs chooses it. Types of values are taken from `value_info`."""
     g = GraphWriter(model, target=target)
+    inputs = [v.name for v in model.graph.input if not g.is_constant(v.name)]
     for body in g.bodies():
-        _copy(body, gather_all)
+        _copy(body, lambda inner, value: of_the_run(inner, value, inputs, value))
     if _copy(g, write_apart):
         declare_own_nodes(model)
 

@@ -86,7 +86,7 @@ def _is_part(g: GraphWriter, value: str, axes: int = 1) -> bool:
     pending, seen = [value], set[str]()
     while pending:
         name = pending.pop()
-        maker = g.maker(name)
+        maker = g.maker_anywhere(name)
         if maker is None or name in seen:
             continue
         seen.add(name)

@@ -39,13 +39,15 @@ class GraphWriter:
         self.types: dict[str, tuple[int, list[int | str | None] | None]] = {}
         self.constants: dict[str, TensorProto] = {}
         self.names: set[str] = set()
+        self.around: GraphWriter | None = None
+        """The writer of the graph that has the node of which this one's is a body."""
         self._take(model.graph)
 
     def within(self, body: onnx.GraphProto) -> GraphWriter:
         """A writer of a graph that a node of this one has, which reads this one's values too. It has no target: kernels are called
         in the main graph alone."""
         inner = copy(self)
-        inner.target = None
+        inner.target, inner.around = None, self
         for cached in ("cuda", "_makers", "_outputs", "_readers"):
             inner.__dict__.pop(cached, None)
         inner.types, inner.constants = dict(self.types), dict(self.constants)
@@ -106,6 +108,11 @@ class GraphWriter:
         """The node that makes a value, in the graph as it came."""
         made = self._makers.get(name)
         return None if made is None else made[1]
+
+    def maker_anywhere(self, name: str) -> onnx.NodeProto | None:
+        """The node that makes a value that the graph's nodes may read, here or in a graph around this one."""
+        made = self.maker(name)
+        return made if made is not None or self.around is None else self.around.maker_anywhere(name)
 
     def place(self, name: str) -> int:
         """The place of the node that makes a value, in the graph as it came. Raises KeyError for a value that none makes."""
