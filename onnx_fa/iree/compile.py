@@ -21,6 +21,7 @@ from onnx_fa.graph.io import ModelLike, save
 from onnx_fa.iree.alone import TIMEOUT_S, compile_alone
 from onnx_fa.iree.archives import PARAMETERS, archive_of
 from onnx_fa.iree.blame import blaming
+from onnx_fa.iree.bounded_sizes import FROM_HERE, WHY_BOUNDED, bounded
 from onnx_fa.iree.compiler import find_compiler, iree_compile, merge_flags
 from onnx_fa.iree.dumps import clear, dump_flags, remove_stale
 from onnx_fa.iree.inspect import Inspection, inspect_phases
@@ -284,6 +285,10 @@ def compile_planned(
             clear(phases, regions, encoder)
             progress("iree-compile, once more")
             compile_text(imported.text, flags=(*options, *dump))
+        if target.is_gpu and (text := bounded(phases)):
+            note = "; ".join(filter(None, (note, WHY_BOUNDED)))
+            progress("iree-compile, once more")
+            compile_text(text, flags=(*options, FROM_HERE, *dump))
         check_numbers(phases)
         progress("inspecting what the compiler made")
         inspection = inspect_phases(phases, imported.planned.sites)

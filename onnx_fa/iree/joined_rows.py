@@ -44,7 +44,7 @@ def _joined(g: GraphWriter, node: onnx.NodeProto, inputs: set[str]) -> bool:
         return False
     if op == "Concat":
         axis = attr_of(node, "axis", 0) % len(shape)
-        if len(node.input) != 2 or isinstance(shape[axis], int):
+        if len(node.input) != 2 or isinstance(shape[axis], int) or g.is_constant(node.input[1]):
             return False
         return _write(g, node, node.input[1], axis)
     return _pad(g, node, shape)
