@@ -20,7 +20,7 @@ from onnx_fa.errors import MissingDependencyError, RunError, one_line
 from onnx_fa.huge_pages import huge_pages_environment
 from onnx_fa.iree.archives import SCOPE, archive_of, parameter_flags
 from onnx_fa.iree.drivers import WORKERS, asked_device, is_on_host, preferred_device, runtime
-from onnx_fa.iree.unsigned_results import as_unsigned, unsigned_places
+from onnx_fa.iree.unsigned_results import as_told, unsigned_places
 from onnx_fa.kept_memory import keep_freed_memory, kept_memory_environment
 from onnx_fa.scheduling import as_batch_job
 
@@ -67,7 +67,9 @@ def load_module(
             results = [np.asarray(r.to_host()) for r in invoke(*arrays)]
         except Exception as e:  # the bindings raise whatever their C++ throws, and KeyError for types that NumPy lacks
             raise RunError(f"{invoke.name}: {_call_problem(e, arrays)}") from e
-        return [as_unsigned(r) if i in invoke.unsigned else r for i, r in enumerate(results)]
+        if invoke.unsigned is None:
+            return results
+        return [as_told(r, unsigned=i in invoke.unsigned) for i, r in enumerate(results)]
 
     return call
 
@@ -80,8 +82,8 @@ class Bound:
     name: str
     invoke: Callable[..., Any] = field(repr=False)
     on_host: bool
-    unsigned: frozenset[int] = frozenset()
-    """The places of results that are unsigned integers, which the device has as signed ones."""
+    unsigned: frozenset[int] | None = None
+    """The places of results that are unsigned integers, which the device may have as signed ones; None where nobody says."""
 
     def __call__(self, *arrays: Any) -> list[Any]:
         # The bindings know numbers of NumPy, but none that is a bool.

@@ -1,4 +1,5 @@
-"""Which results of a function are unsigned integers: IREE's types have no sign, and its runtime gives signed ones."""
+"""Which results of a function are unsigned integers: IREE's types have no sign, and its runtime gives signed ones, or those of an
+input whose memory a result has."""
 
 from __future__ import annotations
 
@@ -11,21 +12,26 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 UNSIGNED = "onnx_fa.unsigned"
-"""The fact of a compiled function that names the places of its unsigned results, with blanks between."""
+"""The fact of a compiled function that names the places of its unsigned results, with blanks between; its others are signed."""
 _TYPES = (TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64)
 
 
 def unsigned_fact(model: onnx.ModelProto) -> str:
-    """The fact of a function that the model becomes, as MLIR; empty where no result is unsigned."""
-    places = [str(i) for i, value in enumerate(model.graph.output) if value.type.tensor_type.elem_type in _TYPES]
-    return f'{UNSIGNED} = "{" ".join(places)}"' if places else ""
+    """The fact of a function that the model becomes, as MLIR; empty where neither an input nor a result is unsigned."""
+    inputs, results = (
+        [i for i, value in enumerate(values) if value.type.tensor_type.elem_type in _TYPES]
+        for values in (model.graph.input, model.graph.output)
+    )
+    return f'{UNSIGNED} = "{" ".join(map(str, results))}"' if inputs or results else ""
 
 
-def unsigned_places(reflection: Mapping[str, str]) -> frozenset[int]:
-    """The places of unsigned results, by the facts of a loaded function."""
-    return frozenset(map(int, reflection.get(UNSIGNED, "").split()))
+def unsigned_places(reflection: Mapping[str, str]) -> frozenset[int] | None:
+    """The places of unsigned results, by the facts of a loaded function; None where these do not tell."""
+    return frozenset(map(int, reflection[UNSIGNED].split())) if UNSIGNED in reflection else None
 
 
-def as_unsigned(result: NDArray[Any]) -> NDArray[Any]:
-    """The same bytes as unsigned integers."""
-    return result.view(np.dtype(f"u{result.dtype.itemsize}")) if result.dtype.kind == "i" else result
+def as_told(result: NDArray[Any], *, unsigned: bool) -> NDArray[Any]:
+    """The same bytes, if they are of integers, as ones with a sign or without."""
+    if result.dtype.kind not in "iu":
+        return result
+    return result.view(np.dtype(f"{'u' if unsigned else 'i'}{result.dtype.itemsize}"))
