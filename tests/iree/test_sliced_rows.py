@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.compile import compile_model
 from onnx_fa.iree.importer import import_mlir
@@ -126,6 +128,27 @@ def test_parts_are_copied_to_be_sorted(target: Target, source: str, copies: int)
     sorting = helper.make_node("TopK", [source, "n3"], ["y", "places"], axis=2)
     model.graph.node[-1].CopyFrom(sorting)
     assert ops(model, target).count(APART) == copies
+
+
+def in_branch(inside: str) -> onnx.ModelProto:
+    """A branch that gathers from a part of x."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["" : 18]> g (float[n, 6] x, bool c) => (float[n, 2] y) {{
+        k0 = Constant<value_ints = [0]>() k3 = Constant<value_ints = [3]>() k1 = Constant<value_ints = [1]>()
+        part = Slice(x, k0, k3, k1) i = Constant<value_ints = [2, 0]>()
+        y = If(c)<then_branch = t () => (float[n, 2] a) {{ {inside} }}, else_branch = e () => (float[n, 2] b) {{
+        z = Neg(x) b = Gather<axis = 1>(z, i) }}> }}"""
+    )
+    infer_types(model, {})
+    return model
+
+
+def test_parts_around_a_body() -> None:
+    """Those are copied in front of it; of its own none can be."""
+    assert ops(in_branch("a = Gather<axis = 1>(part, i)"), CUDA).count(APART) == 1
+    assert ops(in_branch("a = Gather<axis = 1>(part, i)"), HOST).count(APART) == 0
+    with pytest.raises(ModelError, match="Gather in the body of another node takes elements of a Slice"):
+        ops(in_branch("own = Slice(x, k0, k3, k1) a = Gather<axis = 1>(own, i)"), CUDA)
 
 
 TRIED = sampled(part_readers(), None)

@@ -12,7 +12,7 @@ import onnx
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.fills import is_free_fill
 from onnx_fa.iree.legalise.packed_rows import write_apart
-from onnx_fa.iree.legalise.renamed import rename_read
+from onnx_fa.iree.legalise.renamed import rename_around
 from onnx_fa.iree.legalise.writer import GraphWriter, all_nodes, bodies_of, declare_own_nodes
 from onnx_fa.spec.target import Target
 
@@ -30,7 +30,7 @@ def keep_starts_apart(model: onnx.ModelProto, *, target: Target | None = None) -
             for name in sorted(_read_within(body) & made):
                 if name not in apart and g.shape(name) is not None and is_free_fill(g, name):
                     apart[name] = write_apart(g, name)
-            rename_read(body, apart)
+            rename_around(body, apart)
             for i in range(2, len(node.input)):
                 if g.shape(node.input[i]) is not None and g.is_free(node.input[i]):
                     node.input[i] = write_apart(g, node.input[i])

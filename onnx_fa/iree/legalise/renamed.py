@@ -23,8 +23,13 @@ def rename_read(graph: onnx.GraphProto, new: Mapping[str, str]) -> None:
     for node in graph.node:
         node.input[:] = [new.get(name, name) for name in node.input]
         for body in bodies_of(node):
-            own = {v.name for v in body.input} | {name for n in body.node for name in n.output}
-            inner = {name: to for name, to in new.items() if name not in own}
-            for value in body.output:
-                value.name = inner.get(value.name, value.name)
-            rename_read(body, inner)
+            rename_around(body, new)
+
+
+def rename_around(body: onnx.GraphProto, new: Mapping[str, str]) -> None:
+    """Lets a body, and those within it, read values of the graphs around it by their new names."""
+    own = {v.name for v in body.input} | {name for node in body.node for name in node.output}
+    outer = {name: to for name, to in new.items() if name not in own}
+    for value in body.output:
+        value.name = outer.get(value.name, value.name)
+    rename_read(body, outer)

@@ -11,7 +11,8 @@ import onnx
 from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.packed_rows import ELEMENTWISE, gather_all, write_apart, write_copy
-from onnx_fa.iree.legalise.writer import GraphWriter, attr_of, declare_own_nodes
+from onnx_fa.iree.legalise.renamed import rename_around
+from onnx_fa.iree.legalise.writer import GraphWriter, all_nodes, attr_of, bodies_of, declare_own_nodes
 from onnx_fa.spec.target import Target
 
 _GATHERS = frozenset("Compress Gather GatherElements GatherND GridSample Pad Resize ReverseSequence Upsample".split())
@@ -30,16 +31,37 @@ def copy_sliced_rows(model: onnx.ModelProto, *, target: Target | None = None) ->
     GPUs for all that is read by computed places; in the bodies of other nodes, where the compiler takes no Apart, a Gather of all
     places. Types of values are taken from `value_info`. Raises ModelError for what such a Gather would read wrongly, too."""
     g, is_gpu = GraphWriter(model, target=target), target is not None and target.is_gpu
+    found = is_gpu and _copy_for_bodies(g)
     for body in g.bodies():
-        for node in body.graph.node if is_gpu else ():
-            if any(_is_part(body, value) for _, value in _read_by_place(body, node)):
-                raise ModelError(
-                    f"node {node.name!r}: {op_of(node)} in the body of another node takes elements of a Slice, Split or TopK, "
-                    "which IREE reads at wrong places on GPUs"
-                )
         _copy(body, gather_all, gather_all, is_gpu=False)
-    if _copy(g, write_apart, write_copy, is_gpu=is_gpu):
+    found |= _copy(g, write_apart, write_copy, is_gpu=is_gpu)
+    if found:
         declare_own_nodes(model)
+
+
+def _copy_for_bodies(g: GraphWriter) -> bool:
+    """Copies the parts that a graph makes and the bodies of its nodes read by places; whether there were any. Raises ModelError for
+    parts that these make themselves."""
+    parts = set[str]()
+    for body in g.bodies():
+        for node in body.graph.node:
+            parts |= (read := {value for _, value in _read_by_place(body, node) if _is_part(body, value)})
+            if any(g.maker(value) is None for value in read):
+                raise ModelError(
+                    f"node {node.name!r}: {op_of(node)} in the body of another node takes elements of a Slice, Split or TopK in "
+                    "there, which IREE reads at wrong places on GPUs"
+                )
+    if not parts:
+        return False
+    made = dict[str, str]()
+    for node in g.graph.node:
+        for body in bodies_of(node):
+            read = {name for inner in all_nodes(body) for name in inner.input} & parts
+            made |= {name: write_apart(g, name) for name in sorted(read - made.keys())}
+            rename_around(body, made)
+        g.nodes.append(node)
+    g.replace_nodes(g.nodes)
+    return True
 
 
 def _copy(g: GraphWriter, copied: _Copied, written: _Copied, *, is_gpu: bool) -> bool:
