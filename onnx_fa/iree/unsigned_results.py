@@ -31,7 +31,12 @@ def unsigned_places(reflection: Mapping[str, str]) -> frozenset[int] | None:
 
 
 def as_told(result: NDArray[Any], *, unsigned: bool) -> NDArray[Any]:
-    """The same bytes, if they are of integers, as ones with a sign or without."""
-    if result.dtype.kind not in "iu":
-        return result
-    return result.view(np.dtype(f"{'u' if unsigned else 'i'}{result.dtype.itemsize}"))
+    """The same numbers, if they are integers, as ones with a sign or without."""
+    dtype = np.dtype(f"{'u' if unsigned else 'i'}{result.dtype.itemsize}")
+    return of_type(result, dtype) if result.dtype.kind in "iu" else result
+
+
+def of_type(result: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """A result of IREE's runtime whose bytes are of another type of as many. A copy of them: the runtime lets go of the memory with
+    the array that it gave, though others view it."""
+    return result if result.dtype == dtype else result.copy().view(dtype)

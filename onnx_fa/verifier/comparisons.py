@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from onnx_fa.iree.unsigned_results import of_type
 from onnx_fa.verifier.inputs import Array
 
 F64 = npt.NDArray[np.float64]
@@ -36,8 +37,7 @@ class Check:
 
 def as_declared(result: Array, dtype: np.dtype[Any]) -> Array:
     """A result of IREE's runtime, which has no unsigned integers and no bf16, as the type that the model declares."""
-    same = result.dtype != dtype and result.dtype.itemsize == dtype.itemsize
-    return result.view(dtype) if same else result
+    return of_type(result, dtype) if result.dtype.itemsize == dtype.itemsize else result
 
 
 def compare_outputs(inputs: str, what: str, against: str, got: Array, want: Array, allowed: float) -> Check:

@@ -29,3 +29,15 @@ def test_large_numbers(bits: int, tmp_path: Path) -> None:
     np.testing.assert_array_equal(y, x | 1)
     np.testing.assert_array_equal(z, -x.astype(np.int64))
     np.testing.assert_array_equal(same, x)
+
+
+def test_whose_memory_it_is(tmp_path: Path) -> None:
+    """A result that is an input's bytes stays what it is when the runtime has let go of them."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["" : 18]> g (int8[n] x) => (uint8[n] y) { y = Cast<to = 2>(x) }"""
+    )
+    onnx_fa.compile(model, tmp_path / "m.vmfb")
+    x = np.arange(-64, 64, dtype=np.int8)
+    results = [onnx_fa.run(tmp_path / "m.vmfb", x)[0] for _ in range(50)]
+    others = [np.full(128, 77, np.int8) for _ in range(5000)]
+    assert all((y == x.view(np.uint8)).all() for y in results) and len(others) == 5000
