@@ -24,6 +24,11 @@ CASES = {
     "columns of columns": (
         f"l, y = Scan<num_scan_inputs = 1, scan_input_axes = [-1], scan_output_axes = [-1], {COLUMNS}>(widest, twice)"
     ),
+    "sizes without a name": f"l, y = Scan<num_scan_inputs = 1, {SUMS.replace('[m]', '[?]')}>(most, twice)",
+    "fills": (
+        f"k = Constant<value_float = 3.0>() f = Expand(k, shape) g = ReduceMax<keepdims = 0>(f, first) "
+        f"l, y = Scan<num_scan_inputs = 1, scan_output_axes = [1], {SUMS.replace('[m]', '[?]')}>(g, f)"
+    ),
     "from the end": f"l, y = Scan<num_scan_inputs = 1, scan_input_directions = [1], {SUMS}>(most, twice)",
     "put from the end": f"l, y = Scan<num_scan_inputs = 1, scan_output_directions = [1], {SUMS}>(most, twice)",
     "the last alone": f"y, o = Scan<num_scan_inputs = 1, {SUMS}>(most, twice)",

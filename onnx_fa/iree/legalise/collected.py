@@ -18,11 +18,11 @@ from onnx_fa.errors import ModelError
 from onnx_fa.graph.ops import op_of
 from onnx_fa.graph.view import GraphView
 from onnx_fa.iree.legalise.loop_writer import Dims, LoopWriter, Rounds, Rows, State
-from onnx_fa.iree.legalise.renamed import rename_values
+from onnx_fa.iree.legalise.renamed import own_names, rename_values
 from onnx_fa.iree.legalise.writer import GraphWriter, attr_of, bodies_of
 from onnx_fa.patterns.ops.blocked import SPEC_KEY
 
-_I64, _BOOL = TensorProto.INT64, TensorProto.BOOL
+_I64 = TensorProto.INT64
 _STATES_SINCE = 9
 """The opset from which a Scan has no axis of batches."""
 _MOST_ROUNDS = 1 << 31
@@ -41,7 +41,7 @@ def write_collected(model: onnx.ModelProto, kept: Set[str] = frozenset()) -> boo
 def _write(g: GraphWriter, around: Mapping[str, tuple[str, int]], taken: Set[str], kept: Set[str]) -> bool:
     """`around`: a value and its axis for each size that has a name, outside of the graph. `taken`: the names of values there."""
     sizes, found = dict(around), False
-    taken = taken | {name for node in g.graph.node for name in node.output} | {v.name for v in g.graph.input}
+    taken = taken | own_names(g.graph)
     g.names |= {v.name for node in g.graph.node for body in bodies_of(node) for v in body.input}
     for value in g.graph.input:
         _name_sizes(g, value.name, sizes)
@@ -68,8 +68,7 @@ def _write(g: GraphWriter, around: Mapping[str, tuple[str, int]], taken: Set[str
 def _rename(g: GraphWriter, body: onnx.GraphProto, taken: Set[str]) -> None:
     """Gives other names to values of a body that are called like one around it, as exporters call a result and what it is made
     of."""
-    made = {v.name for v in body.input} | {name for node in body.node for name in node.output}
-    new = {name: g.fresh(f"{name}/inside") for name in sorted(made & taken - {""})}
+    new = {name: g.fresh(f"{name}/inside") for name in sorted(own_names(body) & taken - {""})}
     if new:
         rename_values(body, new)
 

@@ -12,7 +12,7 @@ import onnx
 from onnx_fa.graph.ops import op_of
 from onnx_fa.iree.legalise.fills import is_free_fill
 from onnx_fa.iree.legalise.packed_rows import write_apart
-from onnx_fa.iree.legalise.renamed import rename_around
+from onnx_fa.iree.legalise.renamed import own_names, rename_around
 from onnx_fa.iree.legalise.writer import GraphWriter, all_nodes, bodies_of, declare_own_nodes
 from onnx_fa.spec.target import Target
 
@@ -43,5 +43,4 @@ def keep_starts_apart(model: onnx.ModelProto, *, target: Target | None = None) -
 
 def _read_within(body: onnx.GraphProto) -> set[str]:
     """What the nodes of a body read that it does not make itself."""
-    own = {v.name for v in body.input} | {name for node in body.node for name in node.output}
-    return {name for node in all_nodes(body) for name in node.input} - own
+    return {name for node in all_nodes(body) for name in node.input} - own_names(body)

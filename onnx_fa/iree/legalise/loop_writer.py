@@ -93,8 +93,6 @@ class LoopWriter:
         self.behind: list[tuple[str, list[str], str, dict[str, Any]]] = []
         self.zero, self.one, self.flat = (g.const(np.array(n, np.int64), self.hint) for n in (0, 1, [-1]))
         self._add(self.last, "Identity", going, out=on)
-        self.body_before = onnx.GraphProto()
-        self.body_before.CopyFrom(rounds.body)
         self.first_round: dict[str, str] = {}
         """What `_of_first_round` calls the values of the body."""
         self.flag = ""
@@ -258,15 +256,14 @@ class LoopWriter:
         """A value of the body as the first round has it, in front of the loop: of it the sizes alone are read."""
         if not self.first_round:
             g, rounds, body = self.g, self.rounds, onnx.GraphProto()
-            body.CopyFrom(self.body_before)
+            body.CopyFrom(rounds.body)
             self.first_round = {name: g.fresh(f"{name}/once") for node in body.node for name in node.output if name}
             self.first_round |= {rounds.step: self.zero, rounds.going: rounds.start}
             self.first_round |= {state.before: state.start for state in rounds.states}
             rename_values(body, self.first_round)
-            for v in body.value_info:
-                dims = [d.dim_param or d.dim_value or None for d in v.type.tensor_type.shape.dim]
-                if v.type.tensor_type.HasField("shape"):
-                    g.types.setdefault(v.name, (v.type.tensor_type.elem_type, dims))
+            for name, new in self.first_round.items():
+                if name in self.inner.types:
+                    g.types.setdefault(new, self.inner.types[name])
             g.nodes.extend(body.node)
         return self.first_round[value]
 

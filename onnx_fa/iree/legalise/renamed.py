@@ -9,6 +9,11 @@ import onnx
 from onnx_fa.iree.legalise.writer import bodies_of
 
 
+def own_names(body: onnx.GraphProto) -> set[str]:
+    """The values that a body is given, and those that its nodes make."""
+    return {v.name for v in body.input} | {name for node in body.node for name in node.output}
+
+
 def rename_values(graph: onnx.GraphProto, new: Mapping[str, str]) -> None:
     """Gives other names to values of a graph."""
     for value in (*graph.input, *graph.output, *graph.value_info):
@@ -28,7 +33,7 @@ def rename_read(graph: onnx.GraphProto, new: Mapping[str, str]) -> None:
 
 def rename_around(body: onnx.GraphProto, new: Mapping[str, str]) -> None:
     """Lets a body, and those within it, read values of the graphs around it by their new names."""
-    own = {v.name for v in body.input} | {name for node in body.node for name in node.output}
+    own = own_names(body)
     outer = {name: to for name, to in new.items() if name not in own}
     for value in body.output:
         value.name = outer.get(value.name, value.name)
